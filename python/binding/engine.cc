@@ -446,6 +446,7 @@ void bind_engine(py::module_& module) {
       .def("begin_forward", &PyEngine::begin_forward, ReleaseGil())
       .def("end_forward", &PyEngine::end_forward, py::arg("results"), ReleaseGil())
       .def("leave_forward", &PyEngine::leave_forward, ReleaseGil())
+      .def_property_readonly("in_forward", &PyEngine::in_forward)
       .def("backward", &PyEngine::backward, py::arg("loss"), py::arg("average"), ReleaseGil())
       .def("scale", &PyEngine::scale, py::arg("loss"), ReleaseGil())
       .def("step", &PyEngine::step, ReleaseGil())

@@ -31,6 +31,7 @@ class PyEngine final : public Engine {
   void end_forward(const std::vector<at::Tensor>& results);
   /// Is called after a forward that has thrown.
   void leave_forward() { scope_.reset(); }
+  bool in_forward() const { return scope_.has_value(); }
 
   /// A name in the file and the further names of a tied one; a parameter's name in the model, or a buffer;
   /// the type in the file.

@@ -172,6 +172,9 @@ class Engine:
     def has_gradients(self) -> bool:
         ...
     @property
+    def in_forward(self) -> bool:
+        ...
+    @property
     def in_no_sync(self) -> bool:
         ...
     @property

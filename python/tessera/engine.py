@@ -106,17 +106,20 @@ class Engine(EngineProperties, StepsScheduler):
             engine.train()
         args = [map_tensors(value, engine.prepare if self._casts else self._moved, keeps=True) for value in args]
         kwargs = {key: map_tensors(value, self._moved, keeps=True) for key, value in kwargs.items()}
-        engine.begin_forward()
+        is_inside = engine.in_forward
         try:
+            engine.begin_forward()
             with self._saved_tensors_hooks():
                 result = self.module(*args, **kwargs)
-        except BaseException as error:
+            engine.end_forward(list(tensors_in(result)) if torch.is_grad_enabled() else [])
+        except BaseException as error:  # an interrupt too, which Python may raise when begin_forward() has returned
+            if is_inside:  # and was refused
+                raise
             engine.leave_forward()
             if isinstance(error, Exception):
                 self._raise_cause_of(error)
             leaf_modules.abandon(self.module)
             raise
-        engine.end_forward(list(tensors_in(result)) if torch.is_grad_enabled() else [])
         return result
 
     __call__ = forward
@@ -198,7 +201,7 @@ class Engine(EngineProperties, StepsScheduler):
         """
         if lr_kwargs:
             self._check_arguments_of_scheduler(lr_kwargs)
-        optimizer, updates, skipped = self.optimizer, self._engine.update_is_due, self.skipped_steps
+        optimizer, updates, skipped, steps = self.optimizer, self._engine.update_is_due, self.skipped_steps, self.global_steps
         if self._engine.in_no_sync:
             self._engine.step()  # raises what is wrong with it
         elif updates:
@@ -207,9 +210,19 @@ class Engine(EngineProperties, StepsScheduler):
                 self._refuse_zero_gradients()
         self._applied = False
         optimizer.push()
-        self._engine.step()
-        if not updates:
-            return
+        try:
+            self._engine.step()
+        except BaseException as error:
+            # An interrupt, or the end of the program by a signal, is raised when the call has returned.
+            if not isinstance(error, Exception) and self.global_steps > steps and not self._engine.has_failed:
+                self._follow_update(skipped, lr_kwargs)
+            raise
+        if updates:
+            self._follow_update(skipped, lr_kwargs)
+
+    def _follow_update(self, skipped, lr_kwargs):
+        """The engine has made or skipped one: what goes with it, so that a checkpoint has both."""
+        optimizer = self.optimizer
         self._count_samples()
         self._was_skipped = self.skipped_steps > skipped
         self._applied = not self._was_skipped

@@ -1,10 +1,12 @@
 """An exception of the user's in a forward or a backward, on all ranks: training goes on as if the step had not been begun."""
+import functools
 import os
 import tempfile
 
 import tessera
 import torch
 from checks import STAGES, check, config, main, raises
+from tessera import _engine
 from tessera.deepspeed.utils import safe_get_full_grad
 from torch import nn
 from torch.nn import functional
@@ -44,9 +46,9 @@ class Net(nn.Module):
         return self.layers[2](x)
 
 
-def make(stage, accumulation):
+def make(stage, accumulation, lr_scheduler=None):
     torch.manual_seed(0)
-    return tessera.initialize(model=Net(), config=config(
+    return tessera.initialize(model=Net(), lr_scheduler=lr_scheduler, config=config(
         stage, unit_numel=300, gradient_accumulation_steps=accumulation, optimizer={"type": "AdamW", "params": {"lr": 1e-2}}))[0]
 
 
@@ -101,6 +103,37 @@ def a_forward_that_raised_leaves_a_checkpoint_that_can_be_loaded():
     for stage in STAGES:
         expect_equal(stage, 2, "load", "forward", KeyboardInterrupt())
         expect_equal(stage, 1, "engine", "forward", ValueError("no memory"))
+
+
+def interrupt_after(name):
+    """The next call of the compiled engine's method, as Python does it: what came in the call is raised when it has returned."""
+    method = getattr(_engine.Engine, name)
+
+    def interrupted(self):
+        setattr(_engine.Engine, name, method)
+        method(self)
+        raise KeyboardInterrupt
+
+    setattr(_engine.Engine, name, interrupted)
+
+
+@check
+def an_interrupt_between_two_calls_of_the_engine_leaves_it_whole():
+    for stage in STAGES:
+        for name in ("begin_forward", "step"):
+            plain, engine = (make(stage, 1, lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)) for _ in range(2))
+            for number in range(4):
+                micro_step(plain, number)
+                if number == 1:
+                    interrupt_after(name)
+                    raises(KeyboardInterrupt, functools.partial(micro_step, engine, number))
+                    engine.zero_grad()
+                if number != 1 or name != "step":  # else it was taken
+                    micro_step(engine, number)
+            assert engine.lr_scheduler.last_epoch == engine.global_steps == 4 and engine.get_lr() == plain.get_lr(), (stage, name)
+            assert engine.global_samples == plain.global_samples
+            expected, found = plain.state_dict(), engine.state_dict()
+            assert all(torch.equal(found[name], value) for name, value in expected.items()), (stage, name)
 
 
 def expect_no_gradient(engine):
