@@ -59,6 +59,9 @@ class DataLoader:
         self._options = options
         self._micro_batch_size = arguments.integer(micro_batch_size, "DataLoader(): micro_batch_size", 1, 2**31 - 1)
         self._step_size = self._micro_batch_size * self._accumulation_steps * comm.get_world_size()
+        if len(dataset) < self._step_size:
+            raise ConfigError(f"the training data has {len(dataset)} samples, and a step takes {self._step_size} over all ranks; expected as many at least, "
+                              "or a smaller batch size or gradient_accumulation_steps")
         self._sampler = self._make_sampler()
         self.epoch = 0
         self._samples_into_epoch = 0

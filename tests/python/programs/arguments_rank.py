@@ -352,6 +352,7 @@ def a_loader_takes_what_torchs_takes_and_its_seed_is_loaded():
     raises(TypeError, lambda: tessera.DataLoader(data, 2, shuffle=True), "shuffle")
     raises(TypeError, lambda: tessera.DataLoader(data, 2, num_wrokers=1), "num_wrokers", "num_workers")
     raises(TypeError, lambda: tessera.DataLoader(data, 2, num_workers=2, in_order=False), "in_order", "expected True")
+    raises(tessera.ConfigError, lambda: tessera.DataLoader(data, 17), f"has {16 * world} samples, and a step takes {17 * world} over all ranks")
     first, second = tessera.DataLoader(data, 2, seed=1), tessera.DataLoader(data, 2, seed=2)
     batches = iter(first)
     next(batches)
