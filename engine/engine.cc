@@ -474,9 +474,8 @@ void Engine::step() {
     sharded_->residency().refuse_held("step()");
   }
   sharded_->check_gradients();
-  window_.end_micro_step();
-  if (!update_is_due()) return;
-  reduce_accumulated();
+  if (!update_is_due()) return window_.end_micro_step();
+  reduce_accumulated();  // until it has updated, zero_grad() discards the step
   update();
   profiler_->end_step(global_steps_);
 }

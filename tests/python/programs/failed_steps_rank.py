@@ -136,6 +136,29 @@ def an_interrupt_between_two_calls_of_the_engine_leaves_it_whole():
             assert all(torch.equal(found[name], value) for name, value in expected.items()), (stage, name)
 
 
+@check
+def a_step_that_was_interrupted_before_its_update_is_discarded():
+    def make():
+        torch.manual_seed(0)
+        model = Net()
+        return tessera.initialize(model=model, optimizer=torch.optim.Adafactor(model.parameters(), 1e-2), config=config(2))[0]
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    plain, engine = make(), make()
+    for number in range(3):
+        micro_step(plain, number)
+        if number == 1:
+            engine._whole_optimizer.digest = interrupted  # it is asked before the update
+            raises(KeyboardInterrupt, lambda: micro_step(engine, 99))
+            del engine._whole_optimizer.digest
+            engine.zero_grad()
+        micro_step(engine, number)
+    expected, found = plain.state_dict(), engine.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
 def expect_no_gradient(engine):
     try:
         engine.full_gradient("layers.1.weight")
