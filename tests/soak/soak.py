@@ -74,7 +74,8 @@ RESTART_WITHIN_S = {"the cable pulled": 120.0}  # else 60
 # What a line that names the cause says on two hosts. {rank}: the victim, or that of n2.
 CAUSES = {"a rank killed": r"rank {rank} of \d failed( first)?: SIGKILL", "a rank crashed": r"rank {rank} of \d failed( first)?: SIGSEGV",
           "a rank hung": r"rank {rank} (of \d )?has not|rank {rank} is |rank {rank} of \d failed( first)?: SIGKILL",
-          "host n2 killed": r"ssh to n2 failed|rank {rank} is gone", "the cable pulled": r"ssh to n2 failed|rank \d is gone|rank \d (of \d )?has not|cannot be reached|no route to MASTER_ADDR=n[12]$"}
+          "host n2 killed": r"ssh to n2 failed|rank {rank} is gone",
+          "the cable pulled": r"ssh to n2 failed|rank \d is gone|rank \d (of \d )?has not|cannot be reached|no route to MASTER_ADDR=n[12]$"}
 
 
 class Failed(Exception):
