@@ -458,10 +458,11 @@ std::vector<at::Tensor> CheckpointLoader::whole_states() const {
 zero::NamesInCheckpoint CheckpointLoader::names_of_states() const {
   zero::NamesInCheckpoint names;
   for (const checkpoint::Match& match : comparison_.matches) {
+    if (!has_states(match)) continue;
     const std::string& name = model_.layout().parameters()[match.current].name;
     if (checkpoint_.foreign() != nullptr)
       names.emplace(name, name);  // states_of_owned() has renamed them
-    else if (has_states(match))
+    else
       names.emplace(name, checkpoint_.manifest().layout.parameters[match.saved].name);
   }
   return names;
@@ -474,7 +475,7 @@ at::Tensor CheckpointLoader::states_of_owned(const checkpoint::ForeignCheckpoint
   zero::StateValuesWriter writer;
   json states = json::object();
   for (const checkpoint::Match& match : comparison_.matches) {
-    if (!owned_[match.current]) continue;
+    if (!owned_[match.current] || !has_states(match)) continue;
     const checkpoint::ForeignParameter& parameter = foreign.parameters.at(static_cast<size_t>(match.saved));
     json found = parameter.other_values;
     const auto add = [&](const std::string& name, const checkpoint::ForeignTensor& tensor) {

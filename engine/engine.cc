@@ -8,6 +8,7 @@
 #include <torch/csrc/jit/api/module.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -594,7 +595,13 @@ bool Engine::steps_by_groups() const {
 
 void Engine::set_hyper(size_t group, const kernels::Hyper& hyper) {
   zero::ShardedOptimizer& optimizer = sharded_->optimizer();
-  kernels::Hyper& now = optimizer.groups().at(group);
+  if (group >= optimizer.groups().size())
+    throw Error("param group ", group, "; expected 0 to ", optimizer.groups().size() - 1);
+  visit_options(hyper, []<class T>(const char* name, const T& value) {
+    if constexpr (std::is_same_v<T, double>)
+      if (!std::isfinite(value)) throw Error(name, " is ", value, "; expected a finite number");
+  });
+  kernels::Hyper& now = optimizer.groups()[group];
   if (hyper.centered != now.centered)
     throw Error("centered was changed after initialize(), which decides about a state; expected no change");
   const std::vector<std::string>& kept = optimizer.state_names();

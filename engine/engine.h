@@ -247,8 +247,10 @@ class Engine {
   /// Returns the param groups with these rates and betas.
   std::vector<kernels::Hyper> next_groups() const;
   /// Sets the hyper-parameters of a param group for the next updates. Its rate has no effect:
-  /// set_learning_rates() sets it. The same on all ranks. Throws Error, and changes nothing, for what needs a
-  /// state that was not made at initialize(), and for what would change what a state means.
+  /// set_learning_rates() sets it; neither have betas that the configured schedule sets. A torch::optim
+  /// optimizer that runs as it is has options of its own. The same on all ranks. Throws Error, and changes
+  /// nothing, for what needs a state that was not made at initialize(), for what would change what a state
+  /// means, for a number that is not finite, and for a group that there is not.
   void set_hyper(size_t group, const kernels::Hyper& hyper);
   /// Rates by param group from now on, in place of the configured schedule's: for a schedule of the
   /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.

@@ -352,7 +352,10 @@ class WholeTorchOptimizer final : public zero::WholeOptimizer {
     const JsonField values = reader.values(), groups = values["groups"], archive = values["torch::optim"];
     std::map<std::string, std::string> taken;  // from the names in the checkpoint
     if (names != nullptr)
-      for (const auto& [name, saved] : *names) taken.emplace(saved, name);
+      for (const auto& [name, saved] : *names)
+        if (const auto [other, is_new] = taken.emplace(saved, name); !is_new)
+          throw Error(what, ": those of ", saved, " would be of both ", other->second, " and ", name,
+                      ", which were tied; expected one parameter for each, or no optimizer states");
     std::set<void*> owned;
     std::vector<at::Tensor> others;
     std::vector<std::vector<at::Tensor>> parameters;

@@ -165,7 +165,7 @@ std::optional<std::vector<std::string>> args_on(int num_ranks, const TrainFlags&
 
 int train(TrainFlags flags, const std::vector<std::string>& args) {
   const Logger log{LogOptions{}};
-  if (flags.allow_partial_load && !flags.resume)
+  if (flags.allow_partial_load && flags.resume.value_or("").empty())
     throw ConfigError("--allow-partial-load is an option of --resume PATH; expected --resume PATH too");
   const LoadWeightsOptions weights = init_options(flags);
   if (flags.config.empty()) throw ConfigError("CONFIG is empty; expected the name of a JSON file");

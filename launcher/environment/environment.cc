@@ -138,7 +138,8 @@ std::vector<std::string> rank_environment(const RankVariables& variables) {
   }
 
   std::vector<std::string> environment;
-  const bool is_in_rank = is_marked_rank();  // of another run, whose memory is not this one's
+  // A rank of another run, whose memory is not this one's. An agent has its own run's.
+  const bool is_in_rank = is_marked_rank() && !text_variable(kAgentVariable);
   for (char** entry = environ; *entry; ++entry) {
     const std::string_view line = *entry, name = line.substr(0, line.find('='));
     const bool is_of_the_launcher = name.starts_with("TORCHELASTIC_") || name.starts_with("PET_") ||

@@ -27,6 +27,8 @@ bool is_ignored(int signal) {
 
 }  // namespace
 
+bool ends_a_run(int signal) { return std::find(kEnding.begin(), kEnding.end(), signal) != kEnding.end(); }
+
 bool SignalPolicy::is_handled(int signal) const {
   return std::find(handled.begin(), handled.end(), signal) != handled.end();
 }

@@ -34,6 +34,9 @@ struct SignalPolicy {
   int for_ranks(int signal) const;
 };
 
+/// Whether it is one of the signals that can end a run when its launcher gets them.
+bool ends_a_run(int signal);
+
 /// The signals of "SIGUSR1,SIGTERM"; blanks around a name do not count. Throws ConfigError that names
 /// `option` for a name that is none of those that end a run.
 std::vector<int> parse_signals(const std::string& text, const std::string& option);

@@ -278,6 +278,8 @@ class Engine(EngineProperties, StepsScheduler):
         was_refused = self._engine.step_was_refused
         self._engine.zero_grad()
         self._forget_micro_steps()
+        if self._reports is not None and not self._engine.has_gradients:
+            self._reports.forget_losses()
         if was_refused:
             self._whole_optimizer.drop_step()
 

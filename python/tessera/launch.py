@@ -134,9 +134,9 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
             for rank in range(nproc):  # no daemons: those may have no children, such as a DataLoader's workers
                 receiver, sender = context.Pipe(duplex=False)
                 process = context.Process(target=_run_rank, args=(function, args, rank, nproc, listener, sender, os.getpid()))
+                ranks.append(process)
                 process.start()
                 sender.close()  # before the next fork: the rank's end ends the pipe
-                ranks.append(process)
                 receivers.append(receiver)
             # This process serves the store, as torchrun's agent does: for Tessera's group and for torch.distributed's. The server has a
             # thread, so it starts after the forks; ranks that connect earlier wait in the listener's queue.
@@ -158,15 +158,19 @@ def _end_threads_of_openmp():
 
 
 def _end(ranks, at_once):
-    """Waits for processes. `at_once`: ends them, also those that handle SIGTERM."""
-    for process in ranks if at_once else ():
-        process.terminate()
-    deadline = time.monotonic() + _GRACE_S
-    for process in ranks:
-        if at_once:
-            process.join(max(0, deadline - time.monotonic()))
+    """Waits for processes. `at_once`: ends them, also those that handle SIGTERM. An interrupt while it waits kills them."""
+    started = [process for process in ranks if process.pid is not None]
+    try:
+        for process in started if at_once else ():
+            process.terminate()
+        deadline = time.monotonic() + _GRACE_S
+        for process in started:
+            process.join(max(0, deadline - time.monotonic()) if at_once else None)
+    finally:
+        for process in started:
             process.kill()
-        process.join()
+        for process in started:
+            process.join()
 
 
 def _run_rank(function, args, rank, nproc, listener, sender, parent):
@@ -205,13 +209,14 @@ def _await_results(ranks, receivers, error):
     waiting, outcome, failed = dict(enumerate(receivers)), None, []
     try:
         while waiting and all(by_peer for by_peer, _ in failed):
-            ready = multiprocessing.connection.wait(list(waiting.values()), timeout=1 if failed else None)
+            ready = multiprocessing.connection.wait([*waiting.values(), *(ranks[rank].sentinel for rank in waiting)], timeout=1 if failed else None)
             if not ready:
                 break  # no other rank has failed by itself
-            for receiver in ready:
-                rank = next(number for number, other in waiting.items() if other is receiver)
-                del waiting[rank]
+            for rank in [number for number, receiver in waiting.items() if receiver in ready or ranks[number].sentinel in ready]:
+                receiver = waiting.pop(rank)
                 try:
+                    if not receiver.poll():
+                        raise EOFError  # a process that the rank has left behind has the pipe, too
                     failure, of_peer, result = pickle.loads(receiver.recv_bytes())
                 except EOFError:
                     ranks[rank].join()

@@ -151,6 +151,8 @@ def refuse_steps_of_others(scheduler: Any, engine: Any) -> None:
     Its class becomes one derived from its own: an attribute of the object would be in its state_dict().
     """
     kind = type(scheduler)
+    if not callable(getattr(kind, "step", None)):
+        return  # an attribute of the object
     of_engine = weakref.ref(engine)
 
     @functools.wraps(kind.step)  # its signature, too

@@ -125,6 +125,10 @@ class Reports:
                 self._losses.clear()
             self._losses.append(loss.detach().reshape(()).float())
 
+    def forget_losses(self) -> None:
+        """The gradients of the losses since the last step are gone."""
+        self._losses.clear()
+
     def stepped(self, at_boundary: bool) -> None:
         """`step()` has ended; at a boundary an optimizer step was taken or skipped."""
         if self._times is not None and self._is_first:

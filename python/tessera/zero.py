@@ -61,10 +61,11 @@ def is_held(parameter: torch.Tensor) -> bool:
 
 
 def end_reading(parameters: Iterable[torch.Tensor]) -> None:
-    """Leave now, the latest first, what gathers any of these parameters only to read them; the end of its `with` does nothing then. Collective."""
+    """Leave now, the latest first, what gathers these parameters, and no others, only to read them; the end of its `with` does nothing then.
+    Collective."""
     wanted = {id(parameter) for parameter in parameters}
     for gathered in reversed(list(_gathered.values())):
-        if gathered._modifier_rank is None and not wanted.isdisjoint(gathered._held):
+        if gathered._modifier_rank is None and gathered._held and wanted.issuperset(gathered._held):
             gathered._close(abandons=False)
 
 

@@ -335,8 +335,9 @@ bool starts_ranks(const LaunchFlags& flags) {
   if (launcher::should_start_ranks(flags.nproc)) return true;
   const std::string flag = flag_of_launcher(flags);
   if (flag.empty()) return false;
-  if (!in_group()) return true;          // one rank, and a launcher that does what the flag says
-  if (!text_variable("TESSERA_RUN_ID"))  // Tessera's launcher gives its ranks the flags that it has followed
+  if (!in_group()) return true;  // one rank, and a launcher that does what the flag says
+  // Tessera's launcher gives its ranks the flags that it has followed, and nothing of a torchrun around it.
+  if (!text_variable("TESSERA_RUN_ID") || text_variable("TORCHELASTIC_RUN_ID"))
     throw ConfigError(flag, ": these ranks were started by ", environment().launcher,
                       ", which does not follow it; expected the flag where Tessera starts them "
                       "(--nproc, --hostfile, --launcher), or that launcher's own");

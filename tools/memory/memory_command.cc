@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <csignal>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -22,7 +21,7 @@
 #include "core/utf8.h"
 #include "engine/config/sharding_plan.h"
 #include "launcher/environment/environment.h"
-#include "launcher/process/restarts.h"
+#include "launcher/process/signals.h"
 #include "tools/common/command_line.h"
 #include "tools/common/tasks.h"
 #include "tools/launch/launch_command.h"
@@ -145,14 +144,8 @@ void write_files(const fs::path& out, const MemoryTrials& trials, const train::M
             << out.string() << '\n';
 }
 
-/// Whether ranks have ended because the command is to end.
-bool is_end_of_command(int exit_code) {
-  return exit_code == launcher::kTimeoutExitCode || exit_code == 128 + SIGINT || exit_code == 128 + SIGTERM ||
-         exit_code == 128 + SIGHUP;
-}
-
-/// --compare: a setting that fails, as a larger micro-batch may, is left out of the page with a warning.
-/// Returns the exit code where the command is to end, else 0.
+/// --compare: a setting that fails or takes longer than --timeout, as a larger micro-batch may, is left out
+/// of the page with a warning. Returns the exit code where a signal has ended the command, else 0.
 int compare(const MemoryFlags& flags, const TrialStart& start, train::MemoryPage& page, const Logger& log) {
   const auto own =
       std::ranges::find(page.runs, page.stage, [](const train::MeasuredRun& run) { return run.trial.stage; });
@@ -161,7 +154,7 @@ int compare(const MemoryFlags& flags, const TrialStart& start, train::MemoryPage
   for (const TrialSetting& setting :
        variants_of(trial, config.engine.gradient_accumulation_steps, flags.out)) {
     TrialResult result = run_trial_ranks(start, setting, log);
-    if (is_end_of_command(result.exit_code)) return result.exit_code;
+    if (result.exit_code > 128 && launcher::ends_a_run(result.exit_code - 128)) return result.exit_code;
     if (result.exit_code == 0)
       page.variants.push_back(std::move(result.largest));
     else
@@ -220,11 +213,10 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   page.optimizer = page.runs.front().trial.optimizer;
   page.stage = configured_stage(flags, world_size, stages.back());
   page.in_groups = plan_of(flags, world_size, stages.back()).groups != zero::GroupSizes();
-  if (flags.compare)
-    if (const int code = compare(flags, start, page, log); code != 0) return code;
+  const int exit_code = flags.compare ? compare(flags, start, page, log) : 0;
   std::cout << memory_table(trials, terminal_width(STDOUT_FILENO));
   if (!flags.out.empty()) write_files(flags.out, trials, page);
-  return 0;
+  return exit_code;
 }
 
 /// --fit: `--fit CONFIG` is `CONFIG --fit`.

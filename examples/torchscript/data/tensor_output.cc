@@ -54,10 +54,11 @@ TensorOutput::TensorOutput(std::filesystem::path path, int64_t num_rows)
   namespace fs = std::filesystem;
   std::error_code error;
   const fs::path folder = path_.parent_path().empty() ? fs::path(".") : path_.parent_path();
-  const char* const why = fs::is_directory(path_, error)        ? "is a folder"
-                          : !fs::is_directory(folder, error)    ? "its folder does not exist"
-                          : ::access(folder.c_str(), W_OK) != 0 ? "its folder cannot be written"
-                                                                : nullptr;
+  const char* const why = fs::is_directory(path_, error)         ? "is a folder"
+                          : !fs::exists(folder, error) && !error ? "its folder does not exist"
+                          : !fs::is_directory(folder, error)     ? "its folder is none, or cannot be read"
+                          : ::access(folder.c_str(), W_OK) != 0  ? "its folder cannot be written"
+                                                                 : nullptr;
   if (why != nullptr)
     throw ConfigError("--out ", path_, ": ", why,
                       "; expected the name of a file in a folder that exists and can be written");

@@ -57,9 +57,10 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     given = config_keys.given(config)
     is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
     defaults = config_keys.defaults(given) if is_trained else []
-    by_objects = [["optimizer={}"] if optimizer is not None else [],  # and lists of the schedule are as long as the groups that these have
-                  ["scheduler={}"] if any(one is not None for one in (optimizer, model_parameters, lr_scheduler)) else []]
-    config_keys.parsed(config, sum(by_objects, defaults))  # what is wrong with it leaves the engine that the model has as it is
+    by_objects = ["optimizer={}"] if optimizer is not None else []
+    if lr_scheduler is not None or config_keys.has_lists_of_schedule(given):  # a value for each param group, which are not known yet
+        by_objects.append("scheduler={}")
+    config_keys.parsed(config, defaults + by_objects)  # what is wrong with it leaves the engine that the model has as it is
     end_engines_of(model, "initialize()")
     if defaults and _comm.get_rank() == 0:
         _engine.log_info("gradient_clipping is not in the configuration: 1.0, as in DeepSpeed since 0.19.3; 0 clips nothing")

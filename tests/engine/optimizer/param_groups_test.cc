@@ -142,6 +142,9 @@ TEST(ParamGroups, MayChangeLaterButForWhatDecidesAboutStates) {
                 HasSubstr("use_muon was changed after initialize()"));
     EXPECT_THAT(error(MuonOptions{}, [](kernels::Hyper& hyper) { hyper.adam_lr_ratio = -1; }),
                 HasSubstr("adam_lr_ratio is -1; expected a number of at least 0"));
+    EXPECT_THAT(error(AdamWOptions{}, [](kernels::Hyper& hyper) { hyper.eps = NAN; }),
+                HasSubstr("eps is nan; expected a finite number"));
+    EXPECT_THAT(error_of([&] { changed->set_hyper(1, {}); }), HasSubstr("param group 1; expected 0 to 0"));
   });
 }
 

@@ -402,6 +402,7 @@ def a_model_is_given_to_initialize_again():
         first, second = make(stage, model)[0], make(stage, model)[0]
         raises(tessera.Error, lambda e=first: e(batch(0)[rank()]), "was ended by destroy()")
         raises(tessera.ConfigError, lambda s=stage, m=model: make(s, m, no_such_key=1), "no_such_key")  # and the engine stays
+        raises(tessera.ConfigError, lambda s=stage, m=model: make(s, m, scheduler={"type": "WarmupLRR"}), "WarmupLRR")
         raises(tessera.CheckpointError, lambda m=model: utils.zero_to_fp32.load_state_dict_from_zero_checkpoint(m, "missing"), "missing")
         before = second.state_dict()
         second.backward(loss_of(second, batch(0)[rank()]))

@@ -1,5 +1,6 @@
 """The state of an optimizer and of schedulers: in state dicts, in checkpoints, and where two step."""
 import os
+import types
 from pathlib import Path
 
 import tessera
@@ -355,6 +356,12 @@ def a_scheduler_that_needs_a_metric_is_stepped_by_the_loop():
         raises(tessera.Error, lambda e=one, w=wrong: e.step(lr_kwargs=w), "lr_kwargs", part)
         assert one.global_steps == steps
         one.zero_grad()
+    by_attribute = schedulers.StepLR(sgd, 1)
+    own = types.SimpleNamespace(step=by_attribute.step, state_dict=by_attribute.state_dict, load_state_dict=by_attribute.load_state_dict)
+    model = mlp()
+    train(tessera.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), config=config(2), lr_scheduler=own)[0],
+          batches(1), loss_of)
+    assert by_attribute.last_epoch == 1
     engine.save_checkpoint(folder, "plateau")
     second, _, _, again = make()
     second.load_checkpoint(folder, "plateau")

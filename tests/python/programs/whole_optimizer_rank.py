@@ -512,6 +512,8 @@ def states_are_read_and_written():
         parameters.safe_set_full_optimizer_state(p, 3 * ours.state[p][key], key)
         assert torch.equal(ours.state[p][key], 6 * saved["state"][index_of(ours, p)][key])
         raises(tessera.Error, lambda p=p: parameters.safe_get_full_optimizer_state(p, "exp_avg_cubed"), "has no state 'exp_avg_cubed'", key)
+        if world > 1:
+            raises(tessera.Error, lambda p=p, key=key: parameters.safe_get_full_optimizer_state(p, "none" if rank == 1 else key), "rank 1: ")
 
 
 @check

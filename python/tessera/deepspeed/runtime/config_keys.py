@@ -51,6 +51,13 @@ def names_optimizer(given: dict[str, Any]) -> bool:
     return any(given.get(key) for key in ("optimizer", "optim", "learning_rate", "trainer"))  # with those of Hugging Face, which count, too
 
 
+def has_lists_of_schedule(given: dict[str, Any]) -> bool:
+    """Whether an option of the schedule has a value for each param group."""
+    section = given.get("scheduler")
+    params = section.get("params") if isinstance(section, dict) else None
+    return isinstance(params, dict) and any(isinstance(value, (list, tuple)) for value in params.values())
+
+
 def defaults(given: dict[str, Any]) -> list[str]:
     """DeepSpeed's defaults that are not Tessera's, of keys that it does not have: "KEY=VALUE"."""
     return [] if {"gradient_clipping", "max_grad_norm"} & given.keys() else ["gradient_clipping=1.0"]

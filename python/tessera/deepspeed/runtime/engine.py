@@ -21,6 +21,7 @@ from tessera.deepspeed.runtime.config import (  # noqa: F401  DeepSpeed's names
     LION_OPTIMIZER,
 )
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer, DeepSpeedScheduler
+from tessera.deepspeed.utils.logging import warning_once
 from tessera.engine import Engine
 from tessera.errors import Error
 from tessera.zero import GatheredParameters
@@ -285,6 +286,9 @@ class DeepSpeedEngine(Engine):
         if self._engine.in_no_sync:
             raise Refused("It is illegal to call Engine.step() inside no_sync context manager, or inside of coalesce_grad_reduction(): gradients "
                           "are not reduced there; expected it after the with")
+        if lr_kwargs and self.lr_scheduler is None:
+            warning_once("step(lr_kwargs=): the engine has no scheduler that would get them; they are left out, as by DeepSpeed")
+            lr_kwargs = None
         super().step(lr_kwargs)
 
     def _backward_epilogue(self) -> None:

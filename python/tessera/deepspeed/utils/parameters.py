@@ -136,11 +136,15 @@ def _engine_and_name(parameter, call):
 def _state_of_whole(engine, parameter, key, call):
     """All states of a parameter whose optimizer keeps them itself."""
     state = dict(engine.optimizer.state[parameter])
-    if not isinstance(state.get(key), torch.Tensor):
-        tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
-        raise Error(f"{call}(): {engine._whole_optimizer.name} has no state {key!r} of this parameter; expected "
-                    f"{', '.join(tensors) or 'a call after the first step'}")
-    return state
+
+    def checked():
+        if not isinstance(state.get(key), torch.Tensor):
+            tensors = [name for name, value in state.items() if isinstance(value, torch.Tensor)]
+            raise Error(f"{engine._whole_optimizer.name} has no state {key!r} of this parameter; expected "
+                        f"{', '.join(tensors) or 'a call after the first step'}")
+        return state, {"optim_state_key": key}
+
+    return comm.agreed(f"{call}()", checked)
 
 
 def _is_trained(engine, parameter):

@@ -77,19 +77,20 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir: str | Path, outpu
 def load_state_dict_from_zero_checkpoint(model: torch.nn.Module, checkpoint_dir: str | Path, tag: str | None = None) -> torch.nn.Module:
     """Move a module to the CPU, load the checkpoint's values into it, as far as names fit, and return it. Local.
 
-    An engine that the module has, or that is given in its place, is ended: all ranks call it then. The module is a plain one afterwards,
+    An engine that the module has, or that is given in its place, is ended: all ranks call it then, where it shards parameters. The module is a plain one afterwards,
     also where this is called inside of a GatheredParameters of its parameters without a `modifier_rank`.
     """
     from tessera.deepspeed.runtime.engine import end_engines_of  # it imports this package
 
     model = model if isinstance(model, torch.nn.Module) else model.module
     call = "load_state_dict_from_zero_checkpoint()"
-    has_engine = any(zero.owner_of(parameter) is not None for parameter in model.parameters())
+    owners = map(zero.owner_of, model.parameters())
+    is_collective = any(owner is not None and owner[0]._engine.shards_parameters for owner in owners)
 
     def read():  # before the engine is ended: without a checkpoint it stays
         return get_fp32_state_dict_from_zero_checkpoint(checkpoint_dir, tag), {}
 
-    state = comm.agreed(call, read) if has_engine else read()[0]
+    state = comm.agreed(call, read) if is_collective else read()[0]
     zero.end_reading(model.parameters())
     end_engines_of(model, call)
     model = model.cpu()
