@@ -17,6 +17,9 @@ import torch
 
 _GRACE_S = 2  # from SIGTERM to SIGKILL, as of `tessera launch`
 _ERROR_FILES = ("TESSERA_ERROR_FILE", "TORCHELASTIC_ERROR_FILE")
+_LIBRARIES = ctypes.CDLL(None)  # of this process: libc, and torch's OpenMP
+_prctl = _LIBRARIES.prctl  # looked up before a fork: a lock of the loader may be held in the child
+_PR_SET_PDEATHSIG = 1  # the signal that a process gets when its parent ends
 
 
 def command_path() -> Path:
@@ -58,11 +61,10 @@ def run_command(*arguments: str | os.PathLike) -> None:
     if comm.is_initialized():
         raise Error("run_command() after this process has joined the group; call it in a process that does not use tessera.initialize")
     words = ["tessera", *map(os.fspath, arguments)]
-    prctl = ctypes.CDLL(None).prctl
     with comm._port_beside_torch():
         environment = environment_of_child(_engine.environment())
     with subprocess.Popen(words, executable=command_path(), env=environment, stdin=subprocess.DEVNULL,
-                          preexec_fn=lambda: prctl(1, signal.SIGTERM)) as process:  # PR_SET_PDEATHSIG: a worker that is killed takes it along
+                          preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)) as process:  # a worker that is killed takes it along
         try:
             code = process.wait()
         except BaseException:  # an engine cancels its workers by exceptions
@@ -152,7 +154,7 @@ def launch(function: Callable[..., Any], args: tuple = (), nproc: int = 2) -> An
 
 def _end_threads_of_openmp():
     """Those of GCC's library, which come again when they are needed. A fork does not have them, and would wait for them at its first computation."""
-    pause = getattr(ctypes.CDLL(None), "omp_pause_resource_all", None)
+    pause = getattr(_LIBRARIES, "omp_pause_resource_all", None)
     if pause is not None:
         pause(1)  # omp_pause_soft
 
@@ -174,7 +176,7 @@ def _end(ranks, at_once):
 
 
 def _run_rank(function, args, rank, nproc, listener, sender, parent):
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: a notebook's kernel that is killed takes its ranks along
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a notebook's kernel that is killed takes its ranks along
     if os.getppid() != parent:
         os._exit(1)
     # GROUP_RANK: these variables are those of the innermost launcher, where srun or mpirun has started the notebook.

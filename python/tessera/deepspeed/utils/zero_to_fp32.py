@@ -77,8 +77,8 @@ def convert_zero_checkpoint_to_fp32_state_dict(checkpoint_dir: str | Path, outpu
 def load_state_dict_from_zero_checkpoint(model: torch.nn.Module, checkpoint_dir: str | Path, tag: str | None = None) -> torch.nn.Module:
     """Move a module to the CPU, load the checkpoint's values into it, as far as names fit, and return it. Local.
 
-    An engine that the module has, or that is given in its place, is ended: all ranks call it then, where it shards parameters. The module is a plain one afterwards,
-    also where this is called inside of a GatheredParameters of its parameters without a `modifier_rank`.
+    An engine that the module has, or that is given in its place, is ended. All ranks call it where that engine shards parameters. The module
+    is a plain one afterwards, also where this is called inside of a GatheredParameters of its parameters without a `modifier_rank`.
     """
     from tessera.deepspeed.runtime.engine import end_engines_of  # it imports this package
 
