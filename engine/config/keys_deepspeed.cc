@@ -57,8 +57,9 @@ void add_optimizer_rows(Rows rows) {
   rows.refused("amsgrad", "the AMSGrad variant is not built in", "false", for_types("LAMB"));
   rows.refused("fp32_optimizer_states", "optimizer state is always fp32", "true",
                for_types("Adam AdamW Muon"));
-  rows.refused("adam_w_mode", "AdamW updates what is no matrix", "true", for_types("Muon"));
-  rows.no_effect("torch_adam", "AdamW updates what is no matrix", for_types("Muon"));
+  rows.refused("adam_w_mode", "AdamW updates the parameters that are not matrices", "true",
+               for_types("Muon"));
+  rows.no_effect("torch_adam", "AdamW updates the parameters that are not matrices", for_types("Muon"));
   rows.refused("initial_accumulator_value", "the sum of squares starts at 0", "0", of_type(Type::kNumber),
                for_types("Adagrad"));
   rows.refused("eps_inside_sqrt", "eps is added outside of the square root", "false", for_types("LAMB"));

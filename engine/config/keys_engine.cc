@@ -24,25 +24,25 @@ std::vector<Field> training_fields(EngineConfig& c) {
        "Largest global norm of the gradient; 0: no clipping (DeepSpeed's default until 0.19.2; 1.0 since)",
        at_least(0), auto_is("1.0"), argument("max_grad_norm")},
       {"communication_data_type", &c.communication_dtype,
-       "Type gradients are sent in; null: the type they are accumulated in", dtypes({"fp32", "bf16", "fp16"}),
-       kNullable},
+       "Type in which gradients are sent; null: the type in which they are accumulated",
+       dtypes({"fp32", "bf16", "fp16"}), kNullable},
       {"prescale_gradients", &c.prescale_gradients,
        "Divides gradients by the number of ranks before they are summed, not after"},
       {"gradient_predivide_factor", &c.gradient_predivide_factor,
-       "Divides gradients by this before they are summed over the ranks, and by the rest after; of no effect "
-       "with `prescale_gradients`",
+       "Divides gradients by this before they are summed over the ranks, and by the rest of the number of "
+       "ranks after; no effect with `prescale_gradients`",
        above(0)},
       {"gradient_allreduce_op", &c.gradient_allreduce_op,
        "Whether gradients are averaged or summed over the ranks", choices({"mean", "sum"})},
       {"managed_gradient_accumulation", &c.managed_gradient_accumulation,
-       "Counts micro-steps by `gradient_accumulation_steps`; false: each step() takes the gradients of all "
-       "backward() since the one before it, in a loop of one's own"},
+       "Counts micro-steps by `gradient_accumulation_steps`; false, in a loop of your own: each step() uses "
+       "the gradients of all backward() calls since the last step()"},
       {"steps_per_print", &c.steps_per_print, "Optimizer steps between two progress lines; 0 or null: none",
        between(0, 1e15), kNullable, argument("logging_steps")},
       {"wall_clock_breakdown", &c.wall_clock_breakdown,
        "Times forward, backward and step, and reports them with the progress"},
       {"memory_breakdown", &c.memory_breakdown,
-       "Reports with the progress what memory was for at the peak, and when it runs out"},
+       "Reports what memory was used for at the peak, with the progress and when memory runs out"},
       {"dump_state", &c.dump_state, "Logs the resolved configuration at the start"},
       {"seed", &c.seed, "Our own key: seed of initial weights, dropout and data order", between(0, kMaxNumel),
        argument("seed")},
@@ -50,9 +50,8 @@ std::vector<Field> training_fields(EngineConfig& c) {
 }
 
 constexpr const char* kAutoCast =
-    "the floating tensors among the positional arguments of Python's `engine(...)`, which are left as they "
-    "are "
-    "otherwise, as in DeepSpeed; in C++ and in `tessera train` inputs are always cast";
+    "the floating tensors among the positional arguments of Python's `engine(...)`; false: leaves them as "
+    "they are, as in DeepSpeed. In C++ and in `tessera train` inputs are always cast";
 
 std::vector<Field> precision_fields(EngineConfig& c) {
   return {
@@ -68,15 +67,15 @@ std::vector<Field> precision_fields(EngineConfig& c) {
       {"fp16.hysteresis", &c.fp16.hysteresis, "Overflows until the scale is halved", between(1, 1e6)},
       {"fp16.consecutive_hysteresis", &c.fp16.consecutive_hysteresis,
        "A step without overflow refills the hysteresis"},
-      {"fp16.min_loss_scale", &c.fp16.min_loss_scale, "Smallest dynamic scale, also of the first step",
-       above(0)},
+      {"fp16.min_loss_scale", &c.fp16.min_loss_scale,
+       "Smallest dynamic scale; the initial scale is not smaller either", above(0)},
       {"torch_autocast.enabled", &c.autocast.enabled,
        "Keeps the model's types and runs operators under torch.autocast"},
       {"torch_autocast.dtype", &c.autocast.dtype,
        "The type autocast casts to; fp16 scales the loss as `fp16` says", dtypes({"bf16", "fp16"})},
       {"data_types.grad_accum_dtype", &c.grad_accum_dtype,
-       "Type gradients are accumulated in: fp32, or the type the model computes in; null: fp32 (DeepSpeed: "
-       "the model's)",
+       "Type in which gradients are accumulated: fp32, or the type in which the model computes; null: fp32 "
+       "(DeepSpeed: the model's)",
        dtypes({"fp32", "bf16", "fp16"}), kNullable, alias("gradient_accumulation_dtype")},
       {"data_types.buffer_dtype", &c.buffer_dtype,
        "Type that floating buffers get at the start; null: they keep the model's, as in DeepSpeed",
@@ -91,12 +90,13 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
        "What is sharded over the ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters",
        between(0, zero::kMaxStage)},
       {"unit_numel", &c.unit_numel,
-       "Our own key: elements a unit (what is sent at once) aims at, equal at every stage", numel},
+       "Our own key: elements that a unit (what is sent at once) should have, the same at every stage",
+       numel},
       {"reduce_bucket_size", &c.reduce_bucket_size, "Upper bound of unit_numel", numel},
       {"allgather_bucket_size", &c.allgather_bucket_size, "Upper bound of unit_numel", numel},
       {"overlap_comm", &c.overlap_comm,
-       "Communicates while computing; false waits for each collective where it is issued (DeepSpeed: true "
-       "only at stage 3)"},
+       "Communicates while computing; false: waits for each collective right away (DeepSpeed: true only at "
+       "stage 3)"},
       {"reduce_each_micro_step", &c.reduce_each_micro_step,
        "Our own key: stages 0 and 1 reduce at every micro-step too, so that all stages give equal bits under "
        "accumulation"},
@@ -114,13 +114,12 @@ std::vector<Field> zero_fields(ZeroConfig& c) {
       {"sub_group_size", &c.sub_group_size, "Upper bound of unit_numel where optimizer states are offloaded",
        numel_or_0},
       {"zero_hpz_partition_size", &c.hpz_partition_size,
-       "Stage 3, ZeRO++'s hpZ: groups of so many consecutive ranks keep a second copy of the parameters, "
-       "from "
-       "which all gathers after a step's first come; 0 and 1: none",
+       "Stage 3, ZeRO++'s hpZ: each group of this many consecutive ranks keeps a second copy of the "
+       "parameters, which all gathers but the first of a step read; 0 and 1: no groups",
        between(0, 1e9)},
       {"mics_shard_size", &c.mics_shard_size,
-       "Stage 3, MiCS and FSDP's HYBRID_SHARD: model state is sharded within groups of so many consecutive "
-       "ranks, of which each has a copy; -1: over all ranks",
+       "Stage 3, MiCS and FSDP's HYBRID_SHARD: each group of this many consecutive ranks has a copy of the "
+       "model state, sharded over its ranks; -1: one group of all ranks",
        between(-1, 1e9)},
   };
 }
@@ -129,11 +128,10 @@ std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
   return {
       {"device", &c.device,
        str("Where ", what,
-           " lie that are not in use: none in the memory of the rank's device; cpu in the host's memory, "
-           "which "
-           "on CPU ranks is the same; nvme in a private file on disk, read ahead of their use"),
+           " lie while they are not in use. none: in the memory of the rank's device; cpu: in the host's "
+           "memory, which on CPU ranks is the same; nvme: in a private file on disk, which is read ahead"),
        choices({"none", "cpu", "nvme"})},
-      {"nvme_path", &c.nvme_path, "Folder for that file; it has no name there, and goes with the process",
+      {"nvme_path", &c.nvme_path, "Folder for that file, which has no name and is gone when the process ends",
        kNullable},
       {"buffer_count", &c.buffer_count,
        str("Buffers in memory, of the largest tensor's size", c.buffer_count == 4 ? "; twice as many while "
@@ -141,8 +139,8 @@ std::vector<Field> offload_fields(OffloadConfig& c, const char* what) {
                                                                                   : ""),
        between(1, 1e6)},
       {"pin_memory", &c.pin_memory,
-       "On CUDA ranks: page-locks the host's memory that offloaded state lies in and passes through, so that "
-       "copies run beside the device's work; of either section it holds for both"},
+       "On CUDA ranks: page-locks the host's memory for offloaded state, so that copies overlap with the "
+       "device's work. Set in one section, it applies to both"},
   };
 }
 
@@ -158,25 +156,23 @@ std::vector<Field> activation_fields(ActivationConfig& c) {
   return {
       std::move(policy),
       {"number_checkpoints", &c.number_checkpoints,
-       "For \"block\": so many blocks are recomputed, the first of the model; the others are as outside of "
-       "blocks. null: all",
+       "For \"block\": how many blocks are recomputed, the first of the model; the others are treated as by "
+       "\"cheap\". null: all",
        at_least(0), kNullable},
       {"blocks", &c.blocks,
        "Our own key: patterns (`*`, `?`) of the names of the modules that are blocks, separated by spaces; "
        "\"\": "
        "repeated submodules are found by themselves"},
       {"nvme_path", &c.nvme_path,
-       "Our own key: folder for saved tensors, for \"offload\"; the files have no name there, and go with "
-       "the process",
+       "Our own key: folder for saved tensors, for \"offload\"; the files have no name and are gone when the "
+       "process ends",
        kNullable},
       {"verify", &c.verify,
-       "Our own key: in so many first forwards, and in one of 256 later, what is made again in backward (or "
-       "read "
-       "from disk) is compared with a hash of what it was; a difference is an error. 0: never",
+       "Our own key: in this many first forwards, and in one of 256 later, tensors that backward recomputes "
+       "(or reads from disk) are compared with hashes of the forward's; a difference is an error. 0: never",
        between(0, 9e15)},
       {"keep", &c.keep,
-       "Our own key: names of operators whose results are kept and never made again, as \"aten::gelu\"; "
-       "null: none",
+       "Our own key: names of operators whose results are always kept, such as \"aten::gelu\"; null: none",
        kNullable},
       {"profile", &c.profile, "Logs what the first two steps keep, recompute and offload"},
   };
@@ -228,7 +224,8 @@ std::vector<Field> file_monitor_fields(const char* section, const char* what, Fi
 
 std::vector<Field> mlflow_fields(MlflowConfig& c) {
   return {
-      {"enabled", &c.enabled, "Our own key: gives them to MLflow's own library, in the background"},
+      {"enabled", &c.enabled,
+       "Our own key: gives the run's numbers to MLflow's own library, in the background"},
       {"tracking_uri", &c.tracking_uri,
        "Our own key: the server or store, as MLflow's library takes it; \"\": the environment's "
        "MLFLOW_TRACKING_URI, else http://127.0.0.1:5000"},
@@ -300,9 +297,9 @@ KeyTable engine_keys() {
   table.add(schedule_keys());
   table.add(make_key(Type::kSection, "bf16", "bfloat16 training", alias("bfloat16")));
   for (const auto& [section, doc] :
-       {std::pair{"fp16", "float16 training; its loss scale is also for `torch_autocast` in fp16"},
+       {std::pair{"fp16", "float16 training; its loss scale is also used by `torch_autocast` in fp16"},
         {"torch_autocast", "Mixed precision operator by operator"},
-        {"data_types", "Types of what is kept"},
+        {"data_types", "Types of gradients and buffers"},
         {"zero_optimization", "Sharding. The old form `true` (stage 1) or `false` is understood"},
         {"activation_checkpointing", "What is kept from forward to backward, and what is recomputed"},
         {"flops_profiler", "Model FLOPs, TFLOP/s and MFU"},
@@ -317,17 +314,16 @@ KeyTable engine_keys() {
                      "Optimizer states and gradients that don't fit in memory", kNullable));
   table.add(make_key(Type::kSection, "zero_optimization.offload_param",
                      "Parameters that don't fit in memory (stage 3)", kNullable));
-  table.add(
-      make_key(Type::kSection, "zero_optimization.leaf_module",
-               "Python: modules all of whose parameters are gathered together (stage 3), so that ranks may "
-               "use different ones. C++ has no classes' names, and no leaf modules",
-               kNullable));
+  table.add(make_key(Type::kSection, "zero_optimization.leaf_module",
+                     "Python, stage 3: modules whose parameters are gathered all together, so that ranks may "
+                     "use different ones of them. C++ has no leaf modules",
+                     kNullable));
   const Attribute old_form = [](Key& key) { key.use = Use::kOldForm; };
   for (const auto& [name, section] : kOldOffload)
     table.add(make_key(Type::kBool, str("zero_optimization.", name),
                        str("The old form: true is read as `", section, "` with `device` \"cpu\""), old_form));
   table.add(make_key(Type::kBool, "zero_optimization.cpu_offload_use_pin_memory",
-                     "The old form of `pin_memory`, of both", old_form));
+                     "The old form of `pin_memory` in both sections", old_form));
   for (const Key& key : keys)
     if (!key.parent().empty()) table.add(key);
   table.add(deepspeed_keys());

@@ -113,13 +113,13 @@ std::vector<Field> fields(MuonOptions& o, OptimizerModes* modes) {
        choices({"original", "match_rms_adamw", "spectral_unclamped"})},
       betas(o.beta1, o.beta2),
       eps(o.eps),
-      {"use_muon", &o.use_muon, "false leaves the matrices to AdamW, too", kPerGroup}};
+      {"use_muon", &o.use_muon, "false: AdamW also updates the matrices", kPerGroup}};
   if (modes != nullptr) {
-    fields.emplace_back("muon_lr", &modes->muon_lr, "In place of lr, for matrices", at_least(0), kNullable);
-    fields.emplace_back("adam_lr", &modes->adam_lr,
-                        "The rate of the parameters that AdamW updates. Not given: lr where that is given, "
-                        "else 0.0003",
-                        at_least(0), kNullable);
+    fields.emplace_back("muon_lr", &modes->muon_lr, "Replaces lr for matrices", at_least(0), kNullable);
+    fields.emplace_back(
+        "adam_lr", &modes->adam_lr,
+        "The rate of the parameters that AdamW updates. If not given: lr if that is given, else 0.0003",
+        at_least(0), kNullable);
     Field method("ns_method", &modes->ns_method, "How a matrix is made orthogonal", choices({"standard"}));
     method.key.refused_choices["gram"] =
         "the same iteration on the Gram matrix in fp16; here it is torch.optim.Muon's, in bf16";
@@ -129,16 +129,16 @@ std::vector<Field> fields(MuonOptions& o, OptimizerModes* modes) {
 }
 
 std::vector<Field> fields(AdafactorOptions& o, OptimizerModes*) {
-  return {
-      lr(o.lr),
-      {"beta2_decay", &o.beta2_decay, "The second moment's decay is 1 - step to this power", between(-10, 0),
-       kPerGroup},
-      Field("eps", std::array{&o.eps1, &o.eps2},
-            "Least second moment, and least root mean square of a parameter that the rate is multiplied by",
-            at_least(0), kPerGroup),
-      {"d", &o.d, "Clips the update at this root mean square", at_least(1), kPerGroup},
-      weight_decay(o.weight_decay),
-      maximize(o.maximize)};
+  return {lr(o.lr),
+          {"beta2_decay", &o.beta2_decay, "The second moment's decay is 1 - step to this power",
+           between(-10, 0), kPerGroup},
+          Field("eps", std::array{&o.eps1, &o.eps2},
+                "Least second moment, and least value of a parameter's root mean square, by which the rate "
+                "is multiplied",
+                at_least(0), kPerGroup),
+          {"d", &o.d, "Clips the update at this root mean square", at_least(1), kPerGroup},
+          weight_decay(o.weight_decay),
+          maximize(o.maximize)};
 }
 
 std::vector<Field> fields(AdamW8bitOptions& o, OptimizerModes*) {
@@ -153,10 +153,11 @@ std::vector<Field> fields(AdamW8bitOptions& o, OptimizerModes*) {
 }
 
 Key type_key() {
-  Key key = make_key(Type::kChoice, "optimizer.type",
-                     "The update rule, in any case, also under DeepSpeed's class names (FusedAdam, "
-                     "DeepSpeedCPUAdam, …). Adam means AdamW unless `adam_w_mode` is false, as in DeepSpeed",
-                     kNullable, argument("optim"));
+  Key key =
+      make_key(Type::kChoice, "optimizer.type",
+               "The update rule, in upper or lower case, also under DeepSpeed's class names (FusedAdam, "
+               "DeepSpeedCPUAdam, …). Adam means AdamW unless `adam_w_mode` is false, as in DeepSpeed",
+               kNullable, argument("optim"));
   key.default_json = str('"', type_of(OptimizerConfig{}.options), '"');
   for (const OptimizerOptions& options : all_types<OptimizerOptions>())
     key.choices.push_back(type_of(options));
@@ -199,14 +200,14 @@ std::vector<Key> optimizer_keys() {
       "parameter wins");
   groups.default_json = "[]";
   groups.items_like = "optimizer.params";
-  std::vector<Key> keys = {make_key(Type::kSection, "optimizer", "Which optimizer steps on the shards"),
+  std::vector<Key> keys = {make_key(Type::kSection, "optimizer", "Which optimizer updates the shards"),
                            type_key(), params};
   std::ranges::move(merged_keys(types), std::back_inserter(keys));
   keys.push_back(groups);
   keys.push_back(make_key(Type::kTextList, "optimizer.param_groups[].match",
                           "Glob patterns (`*`, `?`) for parameter names, e.g. [\"*.bias\", \"*norm*\"]"));
   keys.push_back(make_key(Type::kTextList, "optimizer.param_groups[].parameters",
-                          "Names of parameters as they are, in place of patterns or beside them"));
+                          "Exact names of parameters, alone or together with patterns"));
   return keys;
 }
 

@@ -32,7 +32,7 @@ std::vector<Field> with_warmup(std::vector<Field> fields, WarmupOptions& o) {
                       auto_is("0"));
   fields.emplace_back(
       "warmup_ratio", &o.ratio,
-      "Our own key: the warm-up as a part of the run's steps, rounded up, in place of `warmup_num_steps`",
+      "Our own key: the warm-up as a part of the run's steps, rounded up; replaces `warmup_num_steps`",
       between(0, 1), kNullable);
   fields.emplace_back("warmup_type", &o.type, "Shape of the warm-up", choices({"log", "linear"}),
                       kAutoIsDefault);

@@ -26,7 +26,8 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
   const Attribute count = between(0, kMaxCount);
   return {
       {"overwrite_output_dir", &c.overwrite_output_dir,
-       "Starts anew in a folder with the checkpoints of a run that has not finished, in place of an error",
+       "Starts from the beginning in a folder that has checkpoints of an unfinished run; false: that is an "
+       "error",
        argument("overwrite_output_dir")},
       {"eval_every_epochs", &c.eval_every_epochs,
        "Epochs between two evaluations; 0: only by steps and at the end", count},
@@ -46,11 +47,11 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
       {"save_in_memory_every_steps", &c.save_in_memory_every_steps,
        "With `--max-restarts`, on one host or on several over ssh: optimizer steps between two checkpoints "
        "in memory "
-       "(/dev/shm), from which a restart continues; 0: it continues from `output_dir`",
+       "(/dev/shm), from which a restart continues; 0: a restart continues from `output_dir`",
        count},
       {"metric_for_best", &c.metric_for_best,
-       "The metric by which the best checkpoint is chosen, one of the task's (`eval_loss` is `loss`); the "
-       "checkpoint is kept whatever `checkpoint.keep_last` says",
+       "The metric of the task by which the best checkpoint is chosen (`eval_loss` is `loss`). That "
+       "checkpoint is kept in addition to those of `checkpoint.keep_last`",
        argument("metric_for_best_model")},
       {"best_is", &c.best_is,
        "Which value of the metric is best; auto: the least of a loss, error (mse, rmse, mae) or perplexity, "
@@ -64,11 +65,11 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
        "early",
        count, argument("early_stopping_patience")},
       {"early_stopping_threshold", &c.early_stopping_threshold,
-       "By how much a better value must be better to count there", between(0, 1e30),
+       "How much better a value must be to count as better for `early_stopping_patience`", between(0, 1e30),
        argument("early_stopping_threshold")},
       {"export_model", &c.export_model,
-       "Writes the best checkpoint (see `load_best_at_end`; the last, where nothing is evaluated) as "
-       "`output_dir`/model.safetensors at the end"},
+       "Writes `output_dir`/model.safetensors at the end: the best checkpoint (see `load_best_at_end`), or "
+       "the last if nothing is evaluated"},
       {"device", &c.device, "Where the model runs; auto: cuda when the machine has it",
        choices({"auto", "cpu", "cuda"}, {{"gpu", "cuda"}})},
       {"num_threads", &c.num_threads,
@@ -83,11 +84,11 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1)",
        argument("tf32")},
       {"attention_backends", &c.attention_backends,
-       "The kernels of `scaled_dot_product_attention`, the preferred first, as "
-       "torch.nn.attention.sdpa_kernel(…, set_priority=True); those left out are off. An attention takes the "
-       "first that can compute it (device, dtype, mask, head size), and is an error where none can: math "
-       "always can. CPU ranks have flash and math, and take flash where it is on. Kernels round differently, "
-       "so another one changes losses and weights in their last bits; null: as libtorch chooses",
+       "The kernels of `scaled_dot_product_attention`, the preferred first, as in "
+       "torch.nn.attention.sdpa_kernel(…, set_priority=True); the others are off. Each attention uses the "
+       "first kernel that supports its device, dtype, mask and head size. If none does, that is an error; "
+       "math supports all. CPU ranks have flash and math, and use flash if it is on. Kernels round "
+       "differently, so another kernel changes the last bits of losses and weights. null: libtorch chooses",
        choice_list({"flash", "efficient", "cudnn", "math"}, {{"flash_attention", "flash"},
                                                              {"efficient_attention", "efficient"},
                                                              {"cudnn_attention", "cudnn"}}),
@@ -109,8 +110,8 @@ std::vector<config::Field> dataloader_fields(TrainerConfig& c) {
        "CUDA: batches go to the device through page-locked memory, without waiting",
        argument("dataloader_pin_memory"), alias("trainer.pin_memory")},
       {"dataloader_drop_last", &c.dataloader_drop_last,
-       "Drops what an epoch has over after its last whole batch; false: a smaller step with each of these "
-       "samples once",
+       "Drops the samples after an epoch's last whole batch; false: they make a smaller step, each sample "
+       "once",
        alias("trainer.drop_last"), alias("dataloader_drop_last")},
   };
 }
@@ -119,17 +120,16 @@ std::vector<config::Field> comm_fields(TrainerConfig& c) {
   using namespace config;
   return {
       {"backend", &c.backend,
-       "What carries the collectives; auto: for CUDA nccl, or staged where ranks have the same device or "
-       "there is no NCCL; for CPUs shared memory on one host, hybrid on several hosts some of whose ranks "
-       "share one (shared memory within a host, Gloo between hosts), else gloo. staged: CUDA tensors pass "
-       "through the host's memory, over what auto is for CPUs; ranks may share a device; refused for CPU "
-       "tensors, as nccl is",
+       "What carries the collectives. auto for CUDA: nccl, or staged if ranks have the same device or there "
+       "is no NCCL. auto for CPUs: shm on one host; on several hosts hybrid (shared memory within a host, "
+       "Gloo between hosts) if some ranks share a host, else gloo. staged: CUDA tensors pass through the "
+       "host's memory, over the backend that auto is for CPUs; ranks may share a device. nccl and staged are "
+       "refused for CPU tensors",
        choices({"auto", "shm", "hybrid", "gloo", "nccl", "staged"}), argument("ddp_backend")},
       {"timeout_s", &c.timeout_s, "Seconds after which a waiting collective fails", between(0.001, 1e9),
        argument("ddp_timeout")},
       {"rendezvous_timeout_s", &c.rendezvous_timeout_s,
-       "Seconds in which all ranks are to have met: to connect, to send and to receive. The command line's "
-       "`--rendezvous-timeout` comes first",
+       "Seconds in which all ranks must have joined. The command line's `--rendezvous-timeout` overrides it",
        between(0.001, 1e9)},
       {"verify", &c.verify,
        "Compares digests of what ranks send each other over Gloo (`gloo`, and `hybrid` between hosts) with "
@@ -152,10 +152,10 @@ std::vector<config::Field> given_fields(GivenTrainer& c) {
       {"output_dir", &c.output_dir,
        "Folder for logs, the resolved configuration and results; null: `runs/NAME`", kNullable,
        argument("output_dir")},
-      {"epochs", &c.epochs, "Passes over the training data; null: 1. `max_steps` wins over them",
+      {"epochs", &c.epochs, "Passes over the training data; null: 1. `max_steps` overrides it",
        between(1, kMaxCount), kNullable, argument("num_train_epochs")},
       {"max_steps", &c.max_steps,
-       "Optimizer steps, in place of `epochs`, which they win over; null, -1 or 0: `epochs` count",
+       "Optimizer steps of the run, which override `epochs`; null, -1 or 0: `epochs` decides",
        between(-1, kMaxCount), kNullable, argument("max_steps")},
       {"eval_batch_size", &c.eval_batch_size,
        "Samples of one evaluation pass on one rank; null: train_micro_batch_size_per_gpu", between(1, 1e9),
