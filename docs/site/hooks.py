@@ -55,8 +55,10 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(content, page, config, files):
-    """A bar in a table's code is no backslash and a bar. Each key of the configuration's tables has an anchor."""
+    """A bar in a table's code is no backslash and a bar. What has a type and no description has no dash. Each key of the configuration's
+    tables has an anchor."""
     content = re.sub(r"<td.*?</td>", lambda cell: cell[0].replace("\\|", "|"), content)
+    content = re.sub(r'–\s*<div class="doc-md-description">\s*</div>', "", content)
     if page.file.src_uri != _KEYS:
         return content
     return _KEY_ROW.sub(lambda row: f'<tr><td id="{row[1]}"><code>{row[1].replace(".", ".<wbr>")}</code></td>', content)

@@ -91,7 +91,8 @@ class Engine(EngineProperties, StepsScheduler):
 
         Returns
         -------
-        What the module returns.
+        Any
+            What the module returns.
 
         Raises
         ------

@@ -33,6 +33,9 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
     The model is used as before, through the engine or directly. Its parameters move into the engine's memory, with rank 0's
     values, and its floating parameters and buffers get the configuration's precision.
 
+    After a call that failed because of its scheduler, model and optimizer can be given again; floating values then have the configuration's
+    precision.
+
     Parameters
     ----------
     args : object, optional
@@ -89,9 +92,6 @@ def initialize(args: Any = None, model: torch.nn.Module | None = None,
         The ranks differ in the length of the training data or in its seed.
     TypeError, ValueError
         An argument of another type or range.
-
-    After a call that failed because of its scheduler, model and optimizer can be given again; floating values then have the configuration's
-    precision.
 
     Examples
     --------
