@@ -2,13 +2,10 @@
 import csv
 import json
 import math
-import os
 import re
 import shutil
-import signal
 import sys
 import tempfile
-import time
 import unittest
 from pathlib import Path
 
@@ -18,7 +15,7 @@ import mlflow_server  # noqa: E402
 from mlflow_server import MlflowServer, params_of  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
-from tool import ToolTest, free_port  # noqa: E402
+from tool import ToolTest  # noqa: E402
 
 
 class MonitoringTest(ToolTest):
@@ -129,14 +126,6 @@ class MonitorsTest(MonitoringTest):
             fence = re.match("`{3,}", shown)[0]
             self.assertEqual(shown, f"{fence}\n{''.join(decoded(written))}\n{fence}")
 
-    def test_a_dead_mlflow_server_is_one_warning(self):
-        uri = f"http://127.0.0.1:{free_port()}"
-        outcome = self.run_tool("train", self.write("config.json", self.config(mlflow={"enabled": True, "tracking_uri": uri})), "--nproc", 2)
-        self.assertEqual(outcome.code, 0, outcome)
-        self.assertEqual(outcome.err.count("\n"), 1, outcome)
-        self.assertRegex(outcome.err, f"^warning: mlflow: {uri}(: .*refused| has not taken everything in time)")
-        self.assertEqual(self.results()["train_steps"], 5)
-
 
 @unittest.skipIf(mlflow_server.MISSING, mlflow_server.REASON)
 class MlflowTrainingTest(MonitoringTest):
@@ -156,16 +145,6 @@ class MlflowTrainingTest(MonitoringTest):
         run, = self.server.runs(self.id())
         return run
 
-    def start_long(self):
-        """An endless run of two ranks after some steps: its launcher, and the configuration's name."""
-        name = self.write("config.json", self.config(trainer={"max_steps": 1000000, "output_dir": "run", "device": "cpu"}, mlflow=self.mlflow))
-        launcher = self.start("train", name, "--nproc", 2)
-        self.wait_for_steps(launcher)
-        while not (self.folder / "run" / "mlflow_run_id").exists():  # it is made beside training
-            self.assertIsNone(launcher.poll(), "the run has ended")
-            time.sleep(0.05)
-        return launcher, name
-
     def test_a_run(self):
         name = self.write("config.json", self.config(mlflow=self.mlflow, trainer={"max_steps": 5, "output_dir": "run", "device": "cpu", "name": "r"}))
         self.assert_succeeded(self.run_tool("train", name, "--nproc", 2))
@@ -176,25 +155,6 @@ class MlflowTrainingTest(MonitoringTest):
         params = params_of(run)
         self.assertEqual((params["train_batch_size"], params["optimizer.type"], params["model.channels"]), ("12", "AdamW", "4"))
         self.assertEqual(json.loads(self.server.artifact(run, "all_results.json")), self.results())
-
-    def test_interrupted_and_resumed(self):
-        launcher, name = self.start_long()
-        launcher.send_signal(signal.SIGINT)
-        self.assertEqual(self.finish(launcher).code, 0)
-        self.assertEqual(self.run_of_this()["info"]["status"], "KILLED")
-        last = self.lines_of_metrics()[-1]["step"]
-        outcome = self.run_tool("train", name, "--nproc", 2, "--resume", "--set", f"trainer.max_steps={last + 5}")
-        self.assert_succeeded(outcome)
-        run = self.run_of_this()
-        self.assertEqual(run["info"]["status"], "FINISHED")
-        self.assertEqual([step for step, *_ in self.server.history(run, "train/loss")], list(range(1, last + 6)))
-
-    def test_a_rank_is_killed(self):
-        launcher, _ = self.start_long()
-        rank_1, = (pid for pid, environment in self.marked().items() if environment.get("RANK") == "1")
-        os.kill(rank_1, signal.SIGKILL)
-        self.assertEqual(self.finish(launcher).code, 137)
-        self.assertEqual(self.run_of_this()["info"]["status"], "FAILED")
 
 
 if __name__ == "__main__":
