@@ -147,7 +147,7 @@ bench-peers:  ## a step and checkpoints beside DDP, FSDP2 and DeepSpeed
 bench-python:  ## a step in Python beside DDP, FSDP2, DeepSpeed: 5 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/train_step.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/train_step.py models $(ARGS)
 
 bench-consolidate:  ## beside zero_to_fp32.py: 65 GB of disk
 	@scripts/setup.sh --peers
@@ -164,15 +164,15 @@ bench-hosts:  ## a step on 2 and 4 hosts beside DDP and FSDP2: 25 min
 	@scripts/build.sh release tessera step_rank
 	@$(VENV)/bin/python -B benchmarks/peers/train_step.py hosts $(ARGS)
 
-bench-activations:  ## recomputation and offload beside torch's: 20 min
+bench-activations:  ## recomputation and offload beside torch's: 25 min
 	@scripts/setup.sh --python
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/activations.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/train_step.py activations $(ARGS)
 
 bench-offload-python:  ## beside FSDP2, DeepSpeed: 12 min
 	@scripts/setup.sh --peers
 	@scripts/build.sh release tessera tessera_engine_module
-	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/offload.py $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(BUILD)/python $(VENV)/bin/python -B benchmarks/python/train_step.py offload $(ARGS)
 
 bench-ranks:  ## what grows with the number of ranks: 4 min
 	@scripts/setup.sh --python

@@ -31,8 +31,8 @@ def cells(row, columns):
 
 
 def text_table(title, rows, columns):
-    lines = [f"\n{title:40}" + "".join(f"{column:>10}" for column, _, _ in columns)]
-    lines += [f"{name:40}" + "".join(f"{cell:>10}" for cell in cells(row, columns)) for name, row in rows.items()]
+    lines = [f"\n{title:40}" + "".join(f"{column:>13}" for column, _, _ in columns)]
+    lines += [f"{name:40}" + "".join(f"{cell:>13}" for cell in cells(row, columns)) for name, row in rows.items()]
     return "\n".join(lines)
 
 

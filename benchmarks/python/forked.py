@@ -4,8 +4,13 @@ import json
 import multiprocessing
 import os
 import socket
+import sys
 import time
 import traceback
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
+from ranks import RanksFailed  # noqa: E402
 
 
 def free_port():
@@ -15,8 +20,8 @@ def free_port():
 
 
 def run(num_ranks, body, timeout_s=120):
-    """What body(rank) returns, by rank, as JSON brings it; None where a rank has failed or the time is over. Ranks end without running
-    destructors: after DeepSpeed's stage 3 one of them sometimes aborts."""
+    """What body(rank) returns, by rank, as JSON brings it. Raises RanksFailed where a rank has failed or the time is over. Ranks end
+    without running destructors: after DeepSpeed's stage 3 one of them sometimes aborts."""
     gc.collect()
     gc.freeze()
     place = {"WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
@@ -33,6 +38,8 @@ def run(num_ranks, body, timeout_s=120):
     for rank in ranks:
         rank.kill()
         rank.join()
+    if not all(reports):
+        raise RanksFailed(f"no result of rank {reports.index(None)}")
     return reports
 
 

@@ -1,60 +1,34 @@
-"""Memory and time of training with state off the device: FSDP2, DeepSpeed and Tessera, one rank on the CPU, in turns.
+"""State off the device: FSDP2, DeepSpeed and Tessera, one rank on the CPU.
 
-    .deps/venv/bin/python benchmarks/python/offload.py [--gpt 110m] [--rounds 1] [--buffers 1] [--only REGEX] [--disk DIR] [--write]
-
-The GPT of the other benchmarks in fp32, AdamW, clipping at norm 1, four micro-steps of 2 x 256 tokens a step. Each turn is a process of its
-own: two steps that do not count, then three that do. On the CPU "cpu" offload has nowhere to go to: what it costs is shown, there is
-nothing to gain. DeepSpeed's offload needs its own AdamW and, for nvme, its async_io (libaio-dev); it compiles both at first use.
+The GPT of the other benchmarks in fp32, AdamW, clipping at norm 1, four micro-steps of 2 x 256 tokens a step: in each turn two steps that do
+not count, then three that do. On the CPU "cpu" offload has nowhere to go to: what it costs is shown, there is nothing to gain. DeepSpeed's
+offload needs its own AdamW and, for nvme, its async_io (libaio-dev); it compiles both at first use.
 
 step s   the fastest step, over all rounds
 x        to PyTorch's
 peak MB  the largest resident set of the process, over what it held before the model was made (libraries); the median of the rounds
 x        to PyTorch's
 loss     the mean of the last step's micro-steps: all train the same weights on the same tokens
-
---write replaces the table of docs/offload.md.
 """
-import os
+import re
+import statistics
+import sys
+import tempfile
+from pathlib import Path
 
-os.environ.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")  # read on import
-import argparse  # noqa: E402
-import datetime  # noqa: E402
-import json  # noqa: E402
-import re  # noqa: E402
-import statistics  # noqa: E402
-import subprocess  # noqa: E402
-import sys  # noqa: E402
-import tempfile  # noqa: E402
-from pathlib import Path  # noqa: E402
-
-import forked  # noqa: E402
-import torch  # noqa: E402
+import forked
+import tessera
+import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
-import document  # noqa: E402
-import machine  # noqa: E402
 import peer  # noqa: E402
-import results  # noqa: E402
 import step_peer  # noqa: E402
 
-COMMAND = "make bench-offload-python"
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "offload.md"
+DOCUMENT, COMMAND = "offload.md", "make bench-offload-python"
 ADAMW = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 MICRO_BATCH, SEQUENCE, MICRO_STEPS, WARM_UP, STEPS, SEED = 2, 256, 4, 2, 3, 1
+COLUMNS = [("step, s", "seconds", ".2f"), ("x PyTorch", "x_seconds", ".2f"), ("peak, MB", "peak", ",.0f"), ("x PyTorch", "x_peak", ".2f"), ("loss", "loss", ".6f")]
 NVME = {"device": "nvme", "pin_memory": False}
-ROWS = {"PyTorch": ("plain", {}),
-        "FSDP2": ("fsdp2", {"offload": False}),
-        "FSDP2, CPUOffloadPolicy": ("fsdp2", {"offload": True}),
-        "DeepSpeed stage 3": ("deepspeed", {}),
-        "DeepSpeed stage 2, optimizer cpu": ("deepspeed", {"stage": 2, "offload_optimizer": {"device": "cpu"}}),
-        "DeepSpeed stage 3, all cpu": ("deepspeed", {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}),
-        "DeepSpeed stage 3, all nvme": ("deepspeed", {"offload_optimizer": {**NVME, "buffer_count": 4},
-                                                      "offload_param": {**NVME, "buffer_count": 5, "buffer_size": 13_000_000}}),
-        "Tessera stage 3": ("own", {}),
-        "Tessera stage 3, optimizer nvme": ("own", {"offload_optimizer": NVME}),
-        "Tessera stage 3, all nvme": ("own", {"offload_optimizer": NVME, "offload_param": NVME}),
-        "Tessera stage 3, all nvme, cheap": ("own", {"offload_optimizer": NVME, "offload_param": NVME, "policy": "cheap"}),
-        "Tessera stage 3, all nvme, block": ("own", {"offload_optimizer": NVME, "offload_param": NVME, "policy": "block"})}
 
 
 def with_folder(zero, folder):
@@ -79,16 +53,16 @@ def plain(model, *_):
     return torch_training(model)
 
 
-def fsdp2(model, zero, _):
+def fsdp2(model, zero, *_):
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
     torch.distributed.init_process_group("gloo")
     policy = CPUOffloadPolicy(pin_memory=False) if zero["offload"] else OffloadPolicy()
     return torch_training(peer.sharded(model, model.blocks, offload_policy=policy))
 
 
-def deepspeed(model, zero, options):
+def deepspeed(model, zero, folder, _):
     library = peer.load_deepspeed()
-    config = settings(with_folder(zero, options.disk))
+    config = settings(with_folder(zero, folder))
     if "offload_optimizer" in zero:
         config["optimizer"] = {"type": "AdamW", "params": ADAMW}  # its own, which it asks for under offload
         engine, *_ = library.initialize(model=model, model_parameters=model.parameters(), config=config)
@@ -97,100 +71,68 @@ def deepspeed(model, zero, options):
     return engine_training(engine)
 
 
-def own(model, zero, options):
-    import tessera
-    sections = {key: {**value, "buffer_count": options.buffers} for key, value in with_folder(zero, options.disk).items() if key != "policy"}
+def own(model, zero, folder, buffers):
+    sections = {key: {**value, "buffer_count": buffers} for key, value in with_folder(zero, folder).items() if key != "policy"}
     config = {**settings(sections), "optimizer": {"type": "AdamW", "params": {**ADAMW, "betas": list(ADAMW["betas"])}},
               "activation_checkpointing": {"policy": zero.get("policy", "none")}}
     engine, *_ = tessera.initialize(model=model, config=config)
     return engine_training(engine)
 
 
-def status(name):
+def add_arguments(parser):
+    parser.add_argument("--gpt", choices=("33m", "110m"), default="110m")
+    parser.add_argument("--buffers", type=int, default=1, help="buffer_count of Tessera's rows")
+    parser.add_argument("--disk", default=tempfile.gettempdir(), help="folder for what nvme offloads")
+
+
+def is_special(args):
+    return args.buffers != 1
+
+
+def rows(_, with_deepspeed):
+    """{name: (way, its offload)}."""
+    found = {"PyTorch": (plain, {}), "FSDP2": (fsdp2, {"offload": False}), "FSDP2, CPUOffloadPolicy": (fsdp2, {"offload": True})}
+    if with_deepspeed:
+        cpu = {"device": "cpu"}
+        found.update({"DeepSpeed stage 3": (deepspeed, {}),
+                      "DeepSpeed stage 2, optimizer cpu": (deepspeed, {"stage": 2, "offload_optimizer": cpu}),
+                      "DeepSpeed stage 3, all cpu": (deepspeed, {"offload_optimizer": cpu, "offload_param": cpu}),
+                      "DeepSpeed stage 3, all nvme": (deepspeed, {"offload_optimizer": {**NVME, "buffer_count": 4},
+                                                                  "offload_param": {**NVME, "buffer_count": 5, "buffer_size": 13_000_000}})})
+    everything = {"offload_optimizer": NVME, "offload_param": NVME}
+    found.update({"Tessera stage 3": (own, {}), "Tessera stage 3, optimizer nvme": (own, {"offload_optimizer": NVME}),
+                  "Tessera stage 3, all nvme": (own, everything),
+                  **{f"Tessera stage 3, all nvme, {policy}": (own, {**everything, "policy": policy}) for policy in ("cheap", "block")}})
+    return found
+
+
+def status_mb(name):
     text = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE).group(1)) / 1e3
 
 
-def measure(options):
-    """This process is one turn of one row: prints its result as JSON."""
-    way, zero = ROWS[options.row]
-    {"own": lambda: __import__("tessera"), "deepspeed": peer.load_deepspeed}.get(way, lambda: None)()
-    torch.set_num_threads(options.threads)
-    before = status("VmRSS")
-    torch.manual_seed(SEED)
-    dim, layers, heads, vocabulary, _ = peer.SHAPES[options.gpt]
-    model = peer.Gpt(dim, layers, heads, vocabulary, SEQUENCE)
-    training = {"plain": plain, "fsdp2": fsdp2, "deepspeed": deepspeed, "own": own}[way](model, zero, options)
-    generator = torch.Generator().manual_seed(SEED)
-    tokens = [torch.randint(vocabulary, (MICRO_BATCH, SEQUENCE + 1), generator=generator) for _ in range((WARM_UP + STEPS) * MICRO_STEPS)]
-    steps = step_peer.Steps(training, iter([(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in tokens]), step_peer.Device("cpu"))
-    times = steps.run(WARM_UP + STEPS)["step_ms"]
-    print("\n" + json.dumps({"seconds": min(times[WARM_UP:]) / 1e3, "peak": status("VmHWM") - before, "loss": steps.losses[-1]}), flush=True)
-    os._exit(0)  # after DeepSpeed's stage 3 a destructor sometimes aborts
+def measure(args, way, zero):
+    """One row in one round."""
+    def body(_):
+        before = status_mb("VmRSS")
+        torch.manual_seed(SEED)
+        dim, layers, heads, vocabulary, _ = peer.SHAPES[args.gpt]
+        training = way(peer.Gpt(dim, layers, heads, vocabulary, SEQUENCE), zero, folder, args.buffers)
+        generator = torch.Generator().manual_seed(SEED)
+        tokens = [torch.randint(vocabulary, (MICRO_BATCH, SEQUENCE + 1), generator=generator) for _ in range((WARM_UP + STEPS) * MICRO_STEPS)]
+        steps = step_peer.Steps(training, iter([(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in tokens]), step_peer.Device("cpu"))
+        times = steps.run(WARM_UP + STEPS)["step_ms"]
+        return {"seconds": min(times[WARM_UP:]) / 1e3, "peak": status_mb("VmHWM") - before, "loss": steps.losses[-1]}
+
+    with tempfile.TemporaryDirectory(dir=args.disk) as folder:
+        return forked.run(1, body, timeout_s=1800)[0]
 
 
-def turn(row, options):
-    """The row's result, or None; what the process said goes to stderr then."""
-    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1",
-             "MASTER_PORT": str(forked.free_port())}
-    with tempfile.TemporaryDirectory(dir=options.disk) as folder:
-        done = subprocess.run([sys.executable, "-B", __file__, "--row", row, "--gpt", options.gpt, "--threads", str(options.threads),
-                               "--buffers", str(options.buffers), "--disk", folder], env={**os.environ, **place}, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1])
-    print(f"{row}: failed\n{done.stdout[-2000:]}{done.stderr[-4000:]}", file=sys.stderr)
-    return None
-
-
-def markdown(found, options):
-    best = {row: min(turn["seconds"] for turn in turns) for row, turns in found.items() if turns}
-    peak = {row: statistics.median(turn["peak"] for turn in turns) for row, turns in found.items() if turns}
-    base = next(iter(best))
-    lines = [f"GPT {options.gpt}, fp32, AdamW; {MICRO_STEPS} micro-steps of {MICRO_BATCH} x {SEQUENCE} tokens, {options.threads} threads; "
-             f"rounds: {options.rounds}.", "", f"| | step, s | x {base} | peak, MB | x {base} | loss |", "|---" * 6 + "|"]
-    for row, turns in found.items():
-        if turns:
-            lines.append(f"| {row} | {best[row]:.2f} | {best[row] / best[base]:.2f} | {peak[row]:,.0f} | {peak[row] / peak[base]:.2f} | "
-                         f"{turns[-1]['loss']:.6f} |")
-        else:
-            lines.append(f"| {row} | fails | | | | |")
-    return "\n".join(lines) + "\n"
-
-
-def parse_arguments():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gpt", choices=("33m", "110m"), default="110m")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--buffers", type=int, default=1, help="buffer_count of Tessera's rows")
-    parser.add_argument("--only", default="", metavar="REGEX", help="rows whose name matches")
-    parser.add_argument("--disk", default=tempfile.gettempdir(), help="folder for what nvme offloads")
-    parser.add_argument("--write", action="store_true", help="puts the table into docs/offload.md")
-    parser.add_argument("--row", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.write and (options.only or options.buffers != 1):
-        parser.error("--write: found --only or --buffers; expected all rows in a document, with one buffer")
-    return options
-
-
-def main():
-    options = parse_arguments()
-    if options.row:
-        measure(options)
-    if options.write:
-        document.surroundings(DOCUMENT, COMMAND)  # before minutes of runs
-    found = {row: [] for row in ROWS if re.search(options.only, row)}
-    for number in range(options.rounds):
-        for row, turns in found.items():
-            print(f"round {number + 1}: {row}", file=sys.stderr, flush=True)
-            turns += [result] if (result := turn(row, options)) else []
-    table = markdown(found, options)
-    print(table)
-    if options.write:
-        about = {"machine": machine.describe(), "date": datetime.date.today().isoformat(),
-                 "versions": machine.versions(("torch", "deepspeed"))}
-        document.replace_table(DOCUMENT, COMMAND, results.surroundings(about) + "\n\n" + table)
-
-
-if __name__ == "__main__":
-    main()
+def tables(args, measured):
+    """(title, what it is of, rows)"""
+    best = {row: {"seconds": min(turn["seconds"] for turn in rounds), "peak": statistics.median(turn["peak"] for turn in rounds), "loss": rounds[-1]["loss"]}
+            for row, rounds in measured.items()}
+    base = best.get("PyTorch")
+    yield ("", f"GPT {args.gpt}, fp32, AdamW; {MICRO_STEPS} micro-steps of {MICRO_BATCH} x {SEQUENCE} tokens, {torch.get_num_threads()} threads; "
+               f"rounds: {args.rounds}.",
+           {row: {**found, **{f"x_{key}": found[key] / base[key] if base else None for key in ("seconds", "peak")}} for row, found in best.items()})

@@ -1,9 +1,25 @@
-"""What train_step.py measures: two models as their makers wrote them, and the ways in which a user trains them. A way makes, of a model
-and its optimizer (OPTIMIZER), a Training or EngineTraining of step_peer.py, which forwards, reduces, clips at norm 1 and updates."""
+"""DDP, FSDP2, DeepSpeed and Tessera: two models as their makers wrote them, and the ways in which a user trains them.
+
+GPT-2 of transformers (7 million parameters, 128 tokens) and ResNet18 of torchvision (11 million, 4 images of 64 x 64), in fp32 on the
+CPU with one thread a rank, AdamW and clipping at norm 1. Peers have torch's fused AdamW and their default settings, but for views into
+buckets in DDP, which are faster. On a busy machine compare the minima.
+
+min, median  ms of a step of the slowest rank, over all rounds
+ratio        of the minimum to DDP's
+MiB          the most a rank holds in a step, over what it held before it had a model: private memory and its share of shared
+             memory, libraries left out; the mean over the ranks, and the median of the rounds
+layer        the part of a step that is in Tessera's Python code: neither in C++ nor in the module's forward. The smallest of all steps
+loss         the largest difference to DDP's loss (mean over the ranks) in any step. AdamW and batch norm over few samples make last
+             bits large in ResNet18: tests/python/programs/ddp_rank.py compares it properly
+"""
 import contextlib
+import gc
+import statistics
 import sys
 from pathlib import Path
 
+import forked
+import layer
 import tessera
 import torch
 import torchvision
@@ -11,9 +27,15 @@ import transformers
 from torch.nn import functional
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "peers"))
+import results  # noqa: E402
+import step_peer  # noqa: E402
 from peer import fused_adamw, load_deepspeed, sharded  # noqa: E402
 from step_peer import ADAMW, CLIPPING, EngineTraining, Training, data_parallel  # noqa: E402
 
+DOCUMENT, COMMAND = "performance.md", "make bench-python"
+LAYER_STEPS = 3
+COLUMNS = [("min", "min", ".1f"), ("median", "median", ".1f"), ("ratio", "ratio", ".3f"), ("MiB", "mib", ".0f"), ("layer ms", "layer_ms", ".2f"),
+           ("layer %", "layer_percent", ".2f"), ("loss", "loss", ".1e")]
 MUON = {"lr": 0.02, "momentum": 0.95, "weight_decay": 0.01}
 OPTIMIZER = "AdamW"  # or "Muon": with AdamW for embeddings and vectors, of the same parameters in all ways
 MICRO_BATCH = {"gpt2": 1, "resnet18": 4}
@@ -149,8 +171,23 @@ def own(model, stage, micro_batch):
     return engine_training(engine)
 
 
-def rows(with_deepspeed):
-    """{name: (backend of Tessera or None, make(model, micro batch))}."""
+# ------------------------------------------------------------------------------------------------- measurement
+
+
+def add_arguments(parser):
+    parser.add_argument("--steps", type=int, default=6, help="timed ones, in each round")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--optimizer", choices=("AdamW", "Muon"), default=OPTIMIZER, help="Muon: of matrices, and AdamW of the rest")
+
+
+def is_special(args):
+    return args.optimizer != OPTIMIZER
+
+
+def rows(args, with_deepspeed):
+    """{name: (model, backend of Tessera or None, make(model, micro batch))}."""
+    global OPTIMIZER
+    OPTIMIZER = args.optimizer
     found = {"DDP": (None, lambda model, _: ddp(model)), "FSDP2": (None, lambda model, _: fsdp2(model))}
     if with_deepspeed:
         for stage in STAGES:
@@ -158,4 +195,55 @@ def rows(with_deepspeed):
     for backend in ("shm", "gloo"):
         for stage in STAGES:
             found[f"Tessera stage {stage}, {backend}"] = (backend, lambda model, size, stage=stage: own(model, stage, size))
-    return found
+    return {f"{model} {name}": (model, *row) for model in MODELS for name, row in found.items()}
+
+
+def join(backend):
+    """Returns the barrier of the group that a row uses."""
+    if backend:
+        tessera.comm.init_distributed(backend=backend, timeout_s=60)
+        return lambda: tessera.comm.barrier("benchmark")
+    torch.distributed.init_process_group("gloo")
+    return torch.distributed.barrier
+
+
+def measure(args, model_name, backend, make):
+    """One row in one round."""
+    def body(rank):
+        barrier = join(backend)
+        gc.collect()  # touches what the fork has left shared, before memory is read
+        barrier()
+        idle = step_peer.Idle()
+        torch.manual_seed(1)
+        model = MODELS[model_name]()
+        num_batches = step_peer.WARM_UP_STEPS + args.steps + step_peer.MEMORY_STEPS + LAYER_STEPS
+        batches = iter([batch_of(model_name, rank, i) for i in range(num_batches)])
+        training = make(model, MICRO_BATCH[model_name])
+        report = step_peer.measure(training, batches, args.steps, idle, step_peer.Device("cpu"), barrier)
+        report["layer"] = layer.layer_ms(training.engine, loss_of, batches) if backend else []
+        barrier()
+        return report
+
+    reports = forked.run(args.ranks, body)
+    layers = [[round(part, 4), round(whole, 3)] for report in reports for part, whole in report["layer"]]
+    return {**results.joined(reports, means=("mib",)), "layer": layers}
+
+
+def summary(rounds, reference):
+    """A row of the table."""
+    fastest = results.minimum(rounds)
+    parts = [part for measured in rounds for part, _ in measured["layer"]]
+    return {"min": fastest, "median": results.median(rounds), "ratio": fastest / results.minimum(reference) if reference else None,
+            "mib": statistics.median(measured["mib"] for measured in rounds), "layer_ms": min(parts) if parts else None,
+            "layer_percent": 100 * min(parts) / fastest if parts else None, "loss": results.largest_difference(rounds, reference)}
+
+
+def tables(args, measured):
+    """(title, what it is of, rows)"""
+    for model in MODELS:
+        found = {name.removeprefix(f"{model} "): rounds for name, rounds in measured.items() if name.startswith(f"{model} ")}
+        if not found:
+            continue
+        results.check_first_losses(found)
+        yield (model, f"{args.ranks} ranks, fp32, {args.optimizer}; {args.rounds} rounds of {args.steps} steps, in turns.",
+               {name: summary(rounds, found.get("DDP")) for name, rounds in found.items()})
