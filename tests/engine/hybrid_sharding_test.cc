@@ -16,7 +16,6 @@ namespace tessera::testing {
 namespace {
 
 namespace fs = std::filesystem;
-using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 /// Which groups of ranks.
@@ -158,46 +157,6 @@ TEST(HybridSharding, StateOnDiskChangesNoBit) {
       EXPECT_TRUE(bit_equal(rank_run<Mlp>(on_disk, comm, mlp_loss).weights,
                             rank_run<Mlp>(in_memory, comm, mlp_loss).weights));
   });
-}
-
-// --------------------------------------------------------------------------------------------- refusals
-
-TEST(HybridSharding, WhatCannotBeIsRefusedInOneLine) {
-  const auto refusal = [](const std::string& zero, int world) {
-    return error_of([&] {
-      parse_engine_config("{\"train_batch_size\": 12, \"zero_optimization\": {" + zero + "}}",
-                          {.world_size = world}, "c.json");
-    });
-  };
-  EXPECT_EQ(
-      refusal(R"("stage": 3, "mics_shard_size": 3)", 4),
-      "c.json:1: zero_optimization.mics_shard_size: found 3 for 4 ranks, which are no whole number of such "
-      "groups; expected a divisor of 4");
-  EXPECT_EQ(
-      refusal(R"("stage": 2, "zero_hpz_partition_size": 2)", 4),
-      "c.json:1: zero_optimization.zero_hpz_partition_size: found 2 at stage 2; expected stage 3, which "
-      "shards parameters, or the key left out");
-  EXPECT_EQ(refusal(R"("stage": 3, "zero_hpz_partition_size": 2, "mics_shard_size": 2)", 4),
-            "c.json:1: zero_optimization.mics_shard_size: found 2 beside zero_hpz_partition_size 2; expected "
-            "one of "
-            "the two: a group that has all parameters needs no second copy");
-  EXPECT_THAT(refusal(R"("stage": 3, "mics_shard_size": 0)", 4),
-              HasSubstr("found 0; expected a number of ranks"));
-  EXPECT_THAT(
-      refusal(
-          R"("stage": 3, "mics_shard_size": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/tmp"})",
-          4),
-      HasSubstr("found 2 beside offload_optimizer.device \"nvme\"; expected one of the two"));
-  EXPECT_THAT(
-      refusal(
-          R"("stage": 3, "zero_hpz_partition_size": 2, "offload_param": {"device": "nvme", "nvme_path": "/tmp"})",
-          4),
-      HasSubstr("found 2 beside offload_param.device \"nvme\"; expected one of the two"));
-  for (const char* harmless :
-       {R"("mics_shard_size": -1)", R"("zero_hpz_partition_size": 1)", R"("zero_hpz_partition_size": 0)",
-        R"("stage": 3, "mics_shard_size": 4)", R"("stage": 3, "zero_hpz_partition_size": 2)"})
-    EXPECT_EQ(refusal(harmless, 4), "") << harmless;
-  EXPECT_EQ(refusal(R"("stage": 3, "mics_shard_size": 2)", 1), "") << "one rank alone is any group";
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // What reading a configuration says, for tests/messages/messages_test.py: standard input has cases, each a
-// line of JSON [driver, overrides, bytes] and so many bytes of text; each answer is lines and a NUL byte.
+// line of JSON [driver, its words, bytes] and so many bytes of text; each answer is lines and a NUL byte.
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -8,21 +8,31 @@
 #include "core/error.h"
 #include "engine/config/document/document.h"
 #include "engine/config/parse.h"
+#include "train/task/trainer_config.h"
 
 namespace tessera {
 namespace {
 
-void say(const std::string& driver, const std::vector<std::string>& overrides, const std::string& text) {
+/// `words`: KEY=VALUE of --set, or the number of ranks.
+void say(const std::string& driver, const std::vector<std::string>& words, const std::string& text) {
   config::ConfigReport report;
-  const ConfigOptions options{.overrides = overrides, .report = &report};
+  ConfigOptions options{.report = &report};
+  for (const std::string& word : words) {
+    if (word.find('=') == word.npos)
+      options.world_size = std::stoi(word);
+    else
+      options.overrides.push_back(word);
+  }
+  const std::string keys = "{\"train_batch_size\": 8, " + text + "}";
   if (driver == "document") {
     config::parse_document(text, "c.json");
   } else if (driver == "override") {
     config::Document document = config::parse_document(R"({"n": 3, "l": [0]})", "c.json");
     config::apply_overrides(document, {text});
+  } else if (driver == "run") {
+    train::parse_run_config(keys, "c.json", options.world_size);
   } else {
-    parse_engine_config(driver == "keys" ? "{\"train_batch_size\": 8, " + text + "}" : text, options,
-                        "c.json");
+    parse_engine_config(driver == "keys" ? keys : text, options, "c.json");
   }
   for (const std::string& warning : report.warnings) std::cout << "warning: " << warning << "\n";
 }

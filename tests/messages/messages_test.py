@@ -2,13 +2,14 @@
 
 A case is `$ input`, further lines of it as `> line`, and below them all that is said. `@ driver` chooses how the cases below it run:
   @ document          the text of a file of configuration, by the reader alone
-  @ config [KEY=VALUE ...]   a configuration, with these --set
-  @ keys              keys of a configuration beside a valid batch size
+  @ config [RANKS] [KEY=VALUE ...]   a configuration on so many ranks (default: 1), with these --set
+  @ keys [RANKS]      keys of a configuration beside a valid batch size
+  @ run [RANKS]       the same of a configuration of `tessera train`
   @ override          a --set over {"n": 3, "l": [0]}
   @ shell             a command of the shell, in a folder with the files of FIXTURES
   @ train ARG ...     `tessera train` with a configuration: the one in config.json with these changes (null removes a key)
 
-The first four run in one process. \\xNN is a byte of their text. The folder is $DIR in messages. A command's exit status is 1 with an
+The first five run in one process. \\xNN is a byte of their text. The folder is $DIR in messages. A command's exit status is 1 with an
 `error: ` and 0 without; another one is the last line, as `[2]`. Lines of standard output begin with `| `; `left: ` names a file
 of the folder `run`, which is removed after each case. With BLESS=1 in the environment what is said is written into the files.
 """
@@ -25,7 +26,7 @@ import fixtures
 
 HERE = Path(__file__).resolve().parent
 BLESS = os.environ.get("BLESS") == "1"
-IN_ONE_PROCESS = ("document", "config", "keys", "override")
+IN_ONE_PROCESS = ("document", "config", "keys", "run", "override")
 
 
 class Case:
@@ -38,9 +39,9 @@ class Case:
 
     def answer_of(self, process):
         """What config_messages says of this case."""
-        name, *overrides = self.driver
+        name, *words = self.driver
         text = re.sub(rb"\\x([0-9a-f]{2})", lambda match: bytes.fromhex(match[1].decode()), self.input.encode())
-        process.stdin.write(json.dumps([name, overrides, len(text)]).encode() + b"\n" + text)
+        process.stdin.write(json.dumps([name, words, len(text)]).encode() + b"\n" + text)
         process.stdin.flush()
         said = b""
         while not said.endswith(b"\0"):
