@@ -17,39 +17,6 @@ bool micro_step(AccumulationWindow& window, bool callers = false) {
   return due;
 }
 
-TEST(AccumulationWindow, UpdatesAfterTheConfiguredNumberOfMicroSteps) {
-  AccumulationWindow window(3, /*managed=*/true);
-  for (int update = 0; update < 2; ++update)
-    for (int step = 1; step <= 3; ++step) {
-      EXPECT_EQ(window.next_is_first(), step == 1);
-      EXPECT_EQ(window.next_is_last(), step == 3);
-      EXPECT_EQ(window.is_boundary(), step == 3);
-      EXPECT_EQ(micro_step(window), step == 3);
-    }
-}
-
-TEST(AccumulationWindow, TheMicroStepBetweenBackwardAndStepIsTheOneJustDone) {
-  AccumulationWindow window(2, true);
-  window.begin_backward(false);
-  EXPECT_FALSE(window.is_boundary());  // the first of two
-  window.begin_forward();
-  EXPECT_TRUE(window.is_boundary());  // the second one has begun without a step()
-  window.begin_backward(false);
-  EXPECT_TRUE(window.is_boundary());
-  EXPECT_EQ(window.gradients(), Gradients::kComplete);
-}
-
-TEST(AccumulationWindow, WithoutManagedAccumulationEachStepTakesWhatThereIs) {
-  AccumulationWindow window(4, false);
-  EXPECT_FALSE(window.update_is_due());
-  window.begin_backward(false);
-  window.begin_backward(false);
-  EXPECT_FALSE(window.is_complete());
-  EXPECT_TRUE(window.update_is_due());
-  EXPECT_FALSE(window.discard()) << "no backward() was the last one";
-  EXPECT_FALSE(window.update_is_due());
-}
-
 TEST(AccumulationWindow, DiscardedGradientsBeginAnew) {
   AccumulationWindow window(2, true);
   window.begin_backward(false);
@@ -93,19 +60,6 @@ TEST(AccumulationWindow, TwoKindsOfBackwardDoNotMix) {
   EXPECT_FALSE(window.mixes(false));
 }
 
-TEST(AccumulationWindow, TheFirstBackwardAfterNoSyncIsTheLast) {
-  AccumulationWindow window(5, true);
-  window.begin_no_sync();
-  EXPECT_FALSE(micro_step(window));
-  window.begin_no_sync();
-  EXPECT_FALSE(micro_step(window));
-  window.end_no_sync(true);
-  EXPECT_FALSE(micro_step(window)) << "still inside of the outer one";
-  window.end_no_sync(true);
-  EXPECT_TRUE(micro_step(window));
-  for (int step = 1; step <= 5; ++step) EXPECT_EQ(micro_step(window), step == 5) << "counted again";
-}
-
 TEST(AccumulationWindow, WhatIsSetInsideOfNoSyncCountsAfterIt) {
   AccumulationWindow window(3, true);
   window.begin_no_sync();
@@ -141,21 +95,6 @@ TEST(AccumulationWindow, GivingUpInsideOfNoSyncStaysInIt) {
   EXPECT_FALSE(window.next_is_last());
   window.end_no_sync(true);
   EXPECT_TRUE(window.next_is_last());
-}
-
-TEST(AccumulationWindow, WhatWasSetCountsAgainAfterNoSync) {
-  AccumulationWindow window(3, true);
-  window.set_last(true);
-  window.begin_no_sync();
-  EXPECT_FALSE(micro_step(window)) << "no backward() is the last one inside";
-  window.end_no_sync(true);
-  EXPECT_TRUE(micro_step(window));
-  EXPECT_TRUE(micro_step(window)) << "set_last(true) still holds";
-  window.set_last(false);
-  EXPECT_FALSE(micro_step(window));
-  window.set_last(std::nullopt);
-  EXPECT_FALSE(micro_step(window));
-  EXPECT_TRUE(micro_step(window));
 }
 
 }  // namespace

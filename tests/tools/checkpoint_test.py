@@ -236,13 +236,6 @@ class CheckpointTest(ToolTest):
             self.assertEqual(json.loads(self.run_tool("inspect", folder, "--tag", "global_step10", "--json").out)["global_steps"], 10)
         self.assertIn("--tag global_step10: found the folder of the checkpoint global_step20 beside it",
                       self.error_of("inspect", last, "--tag", "global_step10"))
-        copy = self.folder / "run" / "copy"  # the one that is named counts, and not the run's own
-        shutil.copytree(self.folder / "run" / "checkpoints", copy, ignore=shutil.ignore_patterns("global_step20"))
-        (copy / "latest").write_text("global_step10")
-        for folder in ("run/copy", "run/copy/global_step10"):
-            outcome = self.run_tool("eval", folder)
-            self.assert_succeeded(outcome)
-            self.assertIn("model    run/copy/global_step10\n", outcome.out)
         shutil.copytree(self.folder / last, self.folder / "alone")  # a checkpoint by itself has no run
         for folder in ("alone", "run/checkpoints/latest"):
             self.assertIn("has no config.json", self.error_of("eval", folder))
