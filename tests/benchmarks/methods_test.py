@@ -57,11 +57,9 @@ class Rows(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_methods_")
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = Path(folder.name)
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_methods_")))
         write_texts(cls.folder)
-        (cls.folder / "recipe.json").write_text(RECIPE.replace("PATH", folder.name), encoding="utf-8")
+        (cls.folder / "recipe.json").write_text(RECIPE.replace("PATH", str(cls.folder)), encoding="utf-8")
         cls.outcome = cls.run_methods("--only", "tessera", "ddp")
         results = cls.folder / "out" / "results.jsonl"
         lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []

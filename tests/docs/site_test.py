@@ -88,9 +88,8 @@ class SiteTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_docs_")
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder, cls.site = Path(folder.name), Path(folder.name, "site")
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_docs_")))
+        cls.site = cls.folder / "site"
         cls.built = subprocess.run([sys.executable, "-B", "-m", "mkdocs", "build", "--strict", "--config-file", ROOT / "docs/site/mkdocs.yml", "--site-dir", cls.site],
                                    env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False)
         if not CHROMIUM:

@@ -35,9 +35,7 @@ def random_bert(kind=BertForSequenceClassification):
 
 class BertTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_bert_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_bert_")))
 
     def ask(self, weights, inputs):
         request = {"model": {"type": "bert", **SHAPE}, "labels": LABELS, "weights": str(weights),

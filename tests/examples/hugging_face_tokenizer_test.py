@@ -51,9 +51,7 @@ def is_settled(c):
 
 class TokenizerTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_tokenizer_")
-        self.addCleanup(folder.cleanup)
-        self.vocab = Path(folder.name) / "vocab.txt"
+        self.vocab = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_tokenizer_"))) / "vocab.txt"
         self.vocab.write_text("".join(token + "\n" for token in vocabulary()), encoding="utf-8")
 
     def ours(self, texts, lower_case, max_length=512, kind="wordpiece"):

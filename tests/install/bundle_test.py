@@ -28,8 +28,7 @@ def output_of(*command):
 class BundleTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.home = Path(tempfile.mkdtemp(prefix="tessera_bundle_"))
-        cls.addClassCleanup(shutil.rmtree, cls.home, ignore_errors=True)
+        cls.home = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_bundle_", ignore_cleanup_errors=True)))
         made = output_of(sys.executable, "-B", ROOT / "bundle" / "make_bundle.py", "--build", BUILD, "--out", cls.home / "out")
         print(made.strip())
         (cls.archive,) = (cls.home / "out").glob("*.tar.gz")

@@ -20,8 +20,7 @@ CMAKE = os.environ.get("CMAKE", "cmake")
 class InstallTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.folder = Path(tempfile.mkdtemp(prefix="tessera_install_"))
-        cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
+        cls.folder = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_install_", ignore_cleanup_errors=True)))
         first = cls.folder / "first"
         cls.run_command(CMAKE, "--install", BUILD, "--prefix", first)
         cls.prefix = first.rename(cls.folder / "tessera")  # the package must not contain its own path either

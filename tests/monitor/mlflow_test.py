@@ -1,7 +1,6 @@
 """What arrives at a real MLflow tracking server."""
 import base64
 import json
-import shutil
 import tempfile
 import time
 import unittest
@@ -17,8 +16,7 @@ PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4
 class MlflowTest(MonitorTest):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.mkdtemp(prefix="tessera_mlflow_")
-        cls.addClassCleanup(shutil.rmtree, folder, ignore_errors=True)
+        folder = cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_mlflow_", ignore_cleanup_errors=True))
         cls.server = MlflowServer(folder)
         cls.addClassCleanup(cls.server.stop)
 

@@ -1,7 +1,6 @@
 """What the tests of monitors share: a folder for each, and the program that does with monitors what it is told."""
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 import unittest
@@ -17,8 +16,7 @@ class MonitorTest(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="tessera_monitor_"))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_monitor_", ignore_cleanup_errors=True)))
 
     def write_script(self, config, calls, **run):
         run = {"name": "the run", "folder": str(self.folder / "run"), **run}

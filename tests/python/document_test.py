@@ -1,6 +1,6 @@
 """The code of docs/python.md, and the commands of docs/migrating.md, run as they stand."""
+import contextlib
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -30,9 +30,7 @@ def blocks(heading, page="python.md", language="python"):
 
 class Document(unittest.TestCase):
     def test_code_runs(self):
-        with tempfile.TemporaryDirectory() as folder:
-            self.addCleanup(os.chdir, os.getcwd())
-            os.chdir(folder)
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
             names = {"dataset": torch.utils.data.TensorDataset(torch.randn(256, 784), torch.arange(256) % 10)}
             for code in blocks("Train"):
                 exec(code, names)
@@ -56,10 +54,7 @@ class Migrating(unittest.TestCase):
     """Each source is written by its program (that of DeepSpeed by `convert`, from one of torch), of a model that plain PyTorch has trained for three steps."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.addCleanup(os.chdir, os.getcwd())
-        os.chdir(folder.name)
+        self.enterContext(contextlib.chdir(self.enterContext(tempfile.TemporaryDirectory())))
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(OrderedDict(body=torch.nn.Linear(4, 8), head=torch.nn.Linear(8, 2)))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)

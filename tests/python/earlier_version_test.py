@@ -40,9 +40,7 @@ def batch(step):
 
 class EarlierVersion(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_earlier_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_earlier_")))
         with tarfile.open(ARCHIVE) as archive:
             archive.extractall(self.folder)
 

@@ -44,9 +44,7 @@ class RanksTest(unittest.TestCase):
         self.addCleanup(self._kill)
 
     def _make_folder(self, name):
-        folder = tempfile.TemporaryDirectory(prefix=f"tessera_{name}_")
-        self.addCleanup(folder.cleanup)
-        return Path(folder.name)
+        return Path(self.enterContext(tempfile.TemporaryDirectory(prefix=f"tessera_{name}_")))
 
     def _kill(self):
         for process in self._started:

@@ -74,9 +74,7 @@ class Silent(SimpleHTTPRequestHandler):
 class Wheel(RanksTest):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_wheel_")
-        cls.addClassCleanup(folder.cleanup)
-        cls.home = Path(folder.name)
+        cls.home = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_wheel_")))
         run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", cls.home, ROOT,
             "--config-settings", f"cmake.define.TESSERA_BUILD_DIR={BUILD}", "--config-settings", "cmake.define.TESSERA_BUILD=OFF",
             "--config-settings", f"build-dir={cls.home / 'work'}", "--config-settings", f"cmake.define.TESSERA_PLATFORM={PLATFORM}",

@@ -218,9 +218,7 @@ class Builds(unittest.TestCase):
     """scripts/build.sh in a project of one CMakeLists.txt, which counts how often it was configured and notes what it found."""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_setup_")
-        self.addCleanup(folder.cleanup)
-        self.root = Path(folder.name)
+        self.root = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_setup_")))
         (self.root / "scripts").mkdir()
         for name in ("scripts/build.sh", "scripts/common.sh", "CMakePresets.json", "requirements.txt"):
             shutil.copy(ROOT / name, self.root / name)

@@ -4,7 +4,6 @@ host, what crosses is what the formula says, and a network that delays and loses
     TESSERA=build/tessera hosts_test.py
 """
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,8 +23,7 @@ SMALL_GPT = {"model.dim": 64, "model.layers": 2, "model.heads": 2, "model.vocabu
 
 class HostsTest(unittest.TestCase):
     def setUp(self):
-        self.folder = Path(tempfile.mkdtemp(prefix="tessera_hosts_"))
-        self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_hosts_", ignore_cleanup_errors=True)))
         self.machines = []
         self.addCleanup(lambda: [machine.end() for machine in self.machines])
 

@@ -3,7 +3,6 @@ import csv
 import json
 import math
 import re
-import shutil
 import sys
 import tempfile
 import unittest
@@ -132,8 +131,7 @@ class MlflowTrainingTest(MonitoringTest):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        folder = tempfile.mkdtemp(prefix="tessera_mlflow_")
-        cls.addClassCleanup(shutil.rmtree, folder, ignore_errors=True)
+        folder = cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_mlflow_", ignore_cleanup_errors=True))
         cls.server = MlflowServer(folder)
         cls.addClassCleanup(cls.server.stop)
 

@@ -86,8 +86,7 @@ class ToolTest(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        cls.shared = Path(tempfile.mkdtemp(prefix="tessera_tools_"))
-        cls.addClassCleanup(shutil.rmtree, cls.shared, ignore_errors=True)
+        cls.shared = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_tools_", ignore_cleanup_errors=True)))
         cls.data = make_data(cls.shared / "data")
 
     def setUp(self):

@@ -31,9 +31,7 @@ def tool(*args):
 
 class ConsolidateTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_consolidate_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_consolidate_")))
 
     def consolidate(self, format_name, dtype):
         path = self.folder / OUTPUTS[format_name]

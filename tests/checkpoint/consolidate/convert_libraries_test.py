@@ -31,9 +31,7 @@ def without_nan(tensor):
 
 class ConvertTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_convert_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_convert_")))
 
     def model(self, world):
         """The consolidated model of a sample on so many ranks."""

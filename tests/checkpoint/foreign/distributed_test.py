@@ -146,9 +146,7 @@ def free_port():
 class Distributed(TrainersTest):
     @classmethod
     def setUpClass(cls):
-        cls._saved = tempfile.TemporaryDirectory(prefix="tessera_dcp_")
-        cls.addClassCleanup(cls._saved.cleanup)
-        cls.saved = Path(cls._saved.name)
+        cls.saved = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_dcp_")))
         torch.set_num_threads(1)
         for world_size in (2, 4):
             mp.start_processes(work, args=(world_size, cls.saved, free_port()), nprocs=world_size, start_method="fork")

@@ -369,9 +369,7 @@ class Accelerate(TrainersTest):
 class HuggingFace(TrainersTest):
     @classmethod
     def setUpClass(cls):
-        cls._saved = tempfile.TemporaryDirectory(prefix="tessera_trainer_")
-        cls.addClassCleanup(cls._saved.cleanup)
-        cls.saved = Path(cls._saved.name)
+        cls.saved = Path(cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_trainer_")))
         config = transformers.GPT2Config(vocab_size=31, n_positions=16, n_embd=8, n_layer=2, n_head=2)
         torch.manual_seed(0)
         cls.model = transformers.GPT2LMHeadModel(config)

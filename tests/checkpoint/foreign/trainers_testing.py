@@ -77,9 +77,7 @@ class TrainersTest(unittest.TestCase):
     maxDiff = 2000
 
     def setUp(self):
-        self._folder = tempfile.TemporaryDirectory(prefix="tessera_trainers_")
-        self.addCleanup(self._folder.cleanup)
-        self.folder = Path(self._folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_trainers_")))
 
     def ask(self, reader, path, order=None):
         command = [TOOL, reader, str(path), str(self.folder / "data.bin")]

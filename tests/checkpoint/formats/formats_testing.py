@@ -63,9 +63,7 @@ class FormatsTest(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_formats_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_formats_")))
 
     def write(self, format_name, tensors, path=None, piece_bytes=1000, max_shard_bytes=0, expect=0):
         """Writes with ours; returns the path (or, where it is to fail, the message)."""

@@ -378,9 +378,7 @@ class Hostile(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_hostile_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_hostile_")))
 
     def check(self, what, cases, seconds=20):
         """Each is refused with its words; where there are none, it is read, or too large to be shown."""

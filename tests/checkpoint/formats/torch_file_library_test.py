@@ -117,9 +117,7 @@ class TorchFileTest(unittest.TestCase):
     maxDiff = None
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_torch_file_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_torch_file_")))
 
     def assert_tensor(self, found, expected, where):
         fields = found.fields

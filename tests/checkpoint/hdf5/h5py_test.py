@@ -59,9 +59,8 @@ class Checkpoint:
 class H5py(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_h5py_")
-        cls.addClassCleanup(folder.cleanup)
-        cls.folders = {world: Path(folder.name, str(world)) for world in (1, 2, 3, 8)}
+        folder = cls.enterClassContext(tempfile.TemporaryDirectory(prefix="tessera_h5py_"))
+        cls.folders = {world: Path(folder, str(world)) for world in (1, 2, 3, 8)}
         for world, path in cls.folders.items():
             subprocess.run([TOOL, "sample", path, str(world)], check=True)
 

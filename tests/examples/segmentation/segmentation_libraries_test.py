@@ -112,9 +112,7 @@ def loss_of(logits, target):
 
 class FolderTest(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="tessera_segmentation_")
-        self.addCleanup(folder.cleanup)
-        self.folder = Path(folder.name)
+        self.folder = Path(self.enterContext(tempfile.TemporaryDirectory(prefix="tessera_segmentation_")))
 
 
 class UNetTest(FolderTest):
