@@ -249,8 +249,6 @@ TEST_F(ClusterTest, WrongFlagsAreOneLine) {
             "error: --launcher ssh: expected --hostfile FILE, the hosts\n");
   EXPECT_EQ(refusal_of({"--launcher", "rsh"}),
             "error: --launcher rsh: expected one of local, ssh, pdsh, openmpi, slurm\n");
-  EXPECT_EQ(refusal_of({"--include", "h1"}),
-            "error: --include, --exclude: choose hosts of a hostfile; expected --hostfile FILE too\n");
   EXPECT_EQ(refusal_of({"--hostfile", hosts, "--nnodes", "3"}),
             "error: --nnodes 3: the hostfile leaves 2 hosts\n");
   EXPECT_EQ(refusal_of({"--hostfile", hosts, "--num_gpus", "3"}), "error: --nproc 3: host h1 has 2 slots\n");

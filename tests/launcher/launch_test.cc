@@ -118,21 +118,6 @@ TEST_F(LaunchTest, ArgumentsReachTheProgramUnchanged) {
   EXPECT_EQ(output(), "[--nproc][3][--][launch][][a b][--help]");
 }
 
-TEST_F(LaunchTest, MissingProgramOrFlagIsExplained) {
-  const std::string expected = "; expected: tessera launch -n N [flags] -- PROGRAM [ARGS...]\n";
-  const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"launch", "-n", "2"}, "error: launch: no program was given"},
-      {{"launch", "-n", "2", "--"}, "error: launch: no program was given"},
-      {{"launch", "-n", "2", "true"}, "error: launch: unexpected 'true'"},
-      {{"launch", "--ranks", "2", "--", "true"}, "error: launch: unexpected '--ranks'"},
-  };
-  for (const auto& [args, error] : cases) {
-    Tool tool(folder_, args);
-    EXPECT_EQ(tool.wait(), 1);
-    EXPECT_EQ(errors(), error + expected);
-  }
-}
-
 TEST_F(LaunchTest, ThePortIsHeldAndRankZeroCanServeOnIt) {
   const PortReservation held(0);
   EXPECT_GT(held.port(), 0);
