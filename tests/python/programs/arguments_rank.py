@@ -174,9 +174,9 @@ def a_load_that_is_not_strict_says_what_was_left_out():
 
 @check
 def frozen_parameters_are_left_out_where_asked():
+    """What the files have then, and what is loaded of them: tests/engine/checkpoint/checkpoint_load_test.cc."""
     for stage in STAGES:
-        place = folder()
-        model = mlp()
+        place, model = folder(), mlp()
         model[0].requires_grad_(False)
         engine = make(stage, model)
         steps(engine, range(2))
@@ -184,19 +184,11 @@ def frozen_parameters_are_left_out_where_asked():
         engine.save_checkpoint(place, "whole")
         names = [[name for name in ("0.weight", "2.weight") if f'"{name}"' in (place / tag / "manifest.json").read_text()] for tag in ("small", "whole")]
         assert names == [["2.weight"], ["0.weight", "2.weight"]], names
-        other = mlp(4)
-        other[0].requires_grad_(False)
-        frozen = other[0].weight.detach().clone()
-        second = make(stage, other)
-        raises(tessera.CheckpointError, lambda e=second, p=place: e.load_checkpoint(p, "small"), "0.weight")
-        second.load_checkpoint(place, "small", load_module_strict=False)
-        assert second.full_parameter("0.weight").equal(frozen)
-        assert second.full_parameter("2.weight").equal(engine.full_parameter("2.weight")) and second.global_steps == 2
-        third = make(stage, mlp(4))
-        steps(third, range(3))
-        before = third.optimizer.state[third.module[0].weight]
-        third.load_checkpoint(place, "whole", load_module_strict=False)
-        after = third.optimizer.state[third.module[0].weight]
+        other = make(stage, mlp(4))
+        steps(other, range(3))
+        before = other.optimizer.state[other.module[0].weight]
+        other.load_checkpoint(place, "whole", load_module_strict=False)
+        after = other.optimizer.state[other.module[0].weight]
         assert after.keys() == before.keys() and all(torch.equal(after[key], before[key]) for key in before), "it has none in the checkpoint"
 
 
