@@ -10,7 +10,6 @@ peak MB  the largest resident set of the process, over what it held before the m
 x        to PyTorch's
 loss     the mean of the last step's micro-steps: all train the same weights on the same tokens
 """
-import re
 import statistics
 import sys
 import tempfile
@@ -106,15 +105,10 @@ def rows(_, with_deepspeed):
     return found
 
 
-def status_mb(name):
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE).group(1)) / 1e3
-
-
 def measure(args, way, zero):
     """One row in one round."""
     def body(_):
-        before = status_mb("VmRSS")
+        idle = step_peer.Idle()
         torch.manual_seed(SEED)
         dim, layers, heads, vocabulary, _ = peer.SHAPES[args.gpt]
         training = way(peer.Gpt(dim, layers, heads, vocabulary, SEQUENCE), zero, folder, args.buffers)
@@ -122,7 +116,7 @@ def measure(args, way, zero):
         tokens = [torch.randint(vocabulary, (MICRO_BATCH, SEQUENCE + 1), generator=generator) for _ in range((WARM_UP + STEPS) * MICRO_STEPS)]
         steps = step_peer.Steps(training, iter([(each[:, :-1].contiguous(), each[:, 1:].contiguous()) for each in tokens]), step_peer.Device("cpu"))
         times = steps.run(WARM_UP + STEPS)["step_ms"]
-        return {"seconds": min(times[WARM_UP:]) / 1e3, "peak": status_mb("VmHWM") - before, "loss": steps.losses[-1]}
+        return {"seconds": min(times[WARM_UP:]) / 1e3, "peak": (step_peer.peak_resident_mib() - idle.resident) * 2**20 / 1e6, "loss": steps.losses[-1]}
 
     with tempfile.TemporaryDirectory(dir=args.disk) as folder:
         return forked.run(1, body, timeout_s=1800)[0]
