@@ -142,22 +142,6 @@ class StrangersTest(unittest.TestCase):
             self.assertLess(time.monotonic(), give_up, "it did not happen")
             time.sleep(0.05)
 
-    def test_connections_that_are_closed_fill_no_queue(self):
-        """More of them than a listening socket's queue holds, before the last rank comes."""
-        port = free_port()
-        ranks = self.started([start(rank, port, "gloo") for rank in (0, 1)])
-        ports = set()
-
-        def both_listen():
-            ports.update({found[1] for found in listening_ports(ranks)} - {port})
-            return len(ports) == 2
-        self.wait_until(both_listen)
-        for listener in ports:
-            for _ in range(5000):
-                socket.create_connection(("127.0.0.1", listener), timeout=HANGS_S).close()
-        ranks.append(start(2, port, "gloo"))
-        self.finish(ranks)
-
     def test_the_first_numbers_of_gloo(self):
         """A connection that brings the right number and stays silent would hold a rank's place. The numbers begin anywhere.
 
