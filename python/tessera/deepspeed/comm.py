@@ -12,37 +12,7 @@ import torch
 import torch.distributed.fsdp
 import torch.distributed.nn.functional
 import torch.distributed.optim  # these three: [Note: the group's end]
-from torch.distributed import (  # noqa: F401  DeepSpeed's names
-    P2POp,
-    ProcessGroup,
-    ReduceOp,
-    all_gather,
-    all_gather_object,
-    all_reduce,
-    all_to_all,
-    all_to_all_single,
-    barrier,
-    batch_isend_irecv,
-    broadcast,
-    broadcast_object_list,
-    destroy_process_group,
-    gather,
-    get_backend,
-    get_global_rank,
-    get_process_group_ranks,
-    irecv,
-    is_available,
-    is_initialized,
-    isend,
-    monitored_barrier,
-    new_group,
-    recv,
-    reduce,
-    reduce_scatter,
-    reduce_scatter_tensor,
-    scatter,
-    send,
-)
+from torch.distributed import all_reduce, get_process_group_ranks, reduce_scatter_tensor
 
 from tessera import _engine
 from tessera import comm as _comm
@@ -54,6 +24,12 @@ group = torch.distributed.group  # with `group.WORLD`
 inference_all_reduce = all_reduce
 reduce_scatter_base = reduce_scatter_fn = reduce_scatter_tensor
 get_all_ranks_from_group = get_process_group_ranks
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(torch.distributed, name)
 
 
 def all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
