@@ -11,6 +11,16 @@ from tessera.deepspeed.ops import op_builder
 from tessera.errors import Error
 
 
+def _always(answer):
+    """A method that answers so."""
+    return lambda self: answer
+
+
+def _of_any_device(answer):
+    """The same of one that may be asked for a device."""
+    return lambda self, device_index=None: answer
+
+
 class _Accelerator:
     """What a CPU and a CUDA device have in common."""
 
@@ -18,10 +28,15 @@ class _Accelerator:
     _communication_backend_name = "gloo"
     FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor = torch.FloatTensor, torch.DoubleTensor, torch.HalfTensor, torch.BFloat16Tensor
     ByteTensor, IntTensor, LongTensor = torch.ByteTensor, torch.IntTensor, torch.LongTensor
-
-    def is_available(self):
-        """Whether the device can be used."""
-        return True
+    random = _always(torch.random)
+    initial_seed = staticmethod(torch.initial_seed)
+    is_triton_supported = _always(False)  # no kernel of the stand-in is Triton's
+    get_compile_backend = _always("inductor")
+    op_builder_dir = _always("deepspeed.ops.op_builder")
+    visible_devices_envs = staticmethod(lambda: ["CUDA_VISIBLE_DEVICES"])  # variables that choose devices
+    export_envs = staticmethod(lambda: [])  # prefixes of variables for ranks on other hosts
+    lazy_call = staticmethod(lambda callback: callback())
+    is_pinned = staticmethod(lambda tensor: tensor.is_pinned())
 
     def communication_backend_name(self):
         """torch.distributed's."""
@@ -33,40 +48,7 @@ class _Accelerator:
         return [dtype for dtype, holds in supported.items() if holds]
 
     def on_accelerator(self, tensor):
-        """Whether a tensor is on such a device."""
         return tensor.device.type == self._name
-
-    def is_triton_supported(self):
-        """False: no kernel of the stand-in is Triton's."""
-        return False
-
-    def lazy_call(self, callback):
-        """Calls it."""
-        callback()
-
-    def random(self):
-        """The module torch.random."""
-        return torch.random
-
-    def initial_seed(self):
-        """Of torch's generator."""
-        return torch.initial_seed()
-
-    def visible_devices_envs(self):
-        """Variables that choose devices."""
-        return ["CUDA_VISIBLE_DEVICES"]
-
-    def export_envs(self):
-        """Prefixes of variables for ranks on other hosts."""
-        return []
-
-    def get_compile_backend(self):
-        """Of `engine.compile()`."""
-        return "inductor"
-
-    def is_pinned(self, tensor):
-        """Whether a tensor's memory is pinned."""
-        return tensor.is_pinned()
 
     def get_op_builder(self, class_name):
         """A class of `deepspeed.ops.op_builder`; None for a name that it has not."""
@@ -77,15 +59,27 @@ class _Accelerator:
         builder = self.get_op_builder(class_name)
         return None if builder is None else builder()
 
-    def op_builder_dir(self):
-        """The module that has the builders."""
-        return "deepspeed.ops.op_builder"
-
 
 class _Cpu(_Accelerator):
-    """Ranks on CPU cores."""
+    """Ranks on CPU cores. `current_device` is what torch takes as a device, where CUDA ranks have a number."""
 
     Stream = None
+    device_name = current_device_name = _of_any_device("cpu")
+    current_device = _always("cpu")
+    is_available = is_bf16_supported = is_fp16_supported = _always(True)
+    # An operator has ended when its call returns.
+    is_synchronized_device = use_host_timers = resolves_data_dependency = handles_memory_backpressure = _always(True)
+    set_device = synchronize = empty_cache = range_pop = current_stream = default_stream = _of_any_device(None)
+    range_push = staticmethod(lambda msg=None, domain=None, category=None: None)
+    device = _of_any_device(contextlib.nullcontext())
+    stream = staticmethod(lambda stream: contextlib.nullcontext())
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
+    get_rng_state = staticmethod(lambda device_index=None: torch.get_rng_state())
+    set_rng_state = staticmethod(lambda new_state, device_index=None: torch.set_rng_state(new_state))
+    default_generator = _of_any_device(torch.default_generator)
+    pin_memory = staticmethod(lambda tensor, align_bytes=1: tensor)  # without a device nothing is pinned
+    total_memory = staticmethod(lambda device_index=None: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))  # of this host
+    available_memory = staticmethod(lambda device_index=None: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))  # that no process has
 
     class Event:
         """Refused: a CPU has no events."""
@@ -96,48 +90,9 @@ class _Cpu(_Accelerator):
     def __init__(self):
         self._peak = 0
 
-    def device_name(self, device_index=None):
-        return "cpu"
-
-    current_device_name = device_name
-
-    def device(self, device_index=None):
-        """A context that changes nothing."""
-        return contextlib.nullcontext()
-
-    def current_device(self):
-        """"cpu": what torch takes as a device, where CUDA ranks have a number."""
-        return "cpu"
-
-    def set_device(self, device_index):
-        """Does nothing: there is one device."""
-
     def device_count(self):
         """The ranks of this host."""
         return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or "1")
-
-    def is_synchronized_device(self):
-        """True: an operator has ended when its call returns."""
-        return True
-
-    use_host_timers = resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
-
-    def synchronize(self, device_index=None):
-        """Does nothing."""
-
-    empty_cache = range_pop = synchronize
-
-    def range_push(self, msg=None, domain=None, category=None):
-        """Does nothing."""
-
-    def stream(self, stream):
-        """A context that changes nothing."""
-        return contextlib.nullcontext()
-
-    def current_stream(self, device_index=None):
-        """None: a CPU has no streams."""
-
-    default_stream = current_stream
 
     def memory_allocated(self, device_index=None):
         """Bytes of memory that this process has (RSS)."""
@@ -162,40 +117,7 @@ class _Cpu(_Accelerator):
     reset_max_memory_allocated = reset_max_memory_cached = reset_peak_memory_stats
 
     def memory_stats(self, device_index=None):
-        """{"allocated_bytes.all.current", "allocated_bytes.all.peak"}"""
         return {"allocated_bytes.all.current": self.memory_allocated(), "allocated_bytes.all.peak": self.max_memory_allocated()}
-
-    def total_memory(self, device_index=None):
-        """Bytes of this host."""
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-    def available_memory(self, device_index=None):
-        """Bytes of this host that no process has."""
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-    def manual_seed(self, seed):
-        """Of torch's generator."""
-        return torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def get_rng_state(self, device_index=None):
-        return torch.get_rng_state()
-
-    def set_rng_state(self, new_state, device_index=None):
-        torch.set_rng_state(new_state)
-
-    def default_generator(self, device_index=None):
-        return torch.default_generator
-
-    def is_bf16_supported(self):
-        return True
-
-    is_fp16_supported = is_bf16_supported
-
-    def pin_memory(self, tensor, align_bytes=1):
-        """The tensor itself: without a device nothing is pinned."""
-        return tensor
 
 
 class _Cuda(_Accelerator):
@@ -203,57 +125,23 @@ class _Cuda(_Accelerator):
 
     _name = "cuda"
     _communication_backend_name = "nccl"
-
-    def device_name(self, device_index=None):
-        return "cuda" if device_index is None else f"cuda:{device_index}"
-
-    def current_device_name(self):
-        return f"cuda:{torch.cuda.current_device()}"
-
-    def device(self, device_index=None):
-        return torch.cuda.device(device_index)
-
-    def is_synchronized_device(self):
-        """False: an operator may run on when its call has returned."""
-        return False
-
-    use_host_timers = resolves_data_dependency = handles_memory_backpressure = is_synchronized_device
-
-    def total_memory(self, device_index=None):
-        return torch.cuda.get_device_properties(device_index).total_memory
-
-    def available_memory(self, device_index=None):
-        return torch.cuda.mem_get_info(device_index)[0]
-
-    def get_rng_state(self, device_index=None):
-        return torch.cuda.get_rng_state() if device_index is None else torch.cuda.get_rng_state(device_index)
-
-    def set_rng_state(self, new_state, device_index=None):
-        torch.cuda.set_rng_state(new_state) if device_index is None else torch.cuda.set_rng_state(new_state, device_index)
-
-    def default_generator(self, device_index):
-        return torch.cuda.default_generators[device_index]
-
-    def is_fp16_supported(self):
-        return True
-
-    def range_push(self, msg, domain=None, category=None):
-        return torch.cuda.nvtx.range_push(msg)
-
-    def range_pop(self, domain=None):
-        return torch.cuda.nvtx.range_pop()
-
-    def pin_memory(self, tensor, align_bytes=1):
-        return tensor.pin_memory()
-
-    def create_graph(self):
-        return torch.cuda.CUDAGraph()
-
-    def capture_to_graph(self, graph, pool=None, stream=None):
-        return torch.cuda.graph(graph, pool, stream)
-
-    def replay_graph(self, graph):
-        graph.replay()
+    is_available = is_fp16_supported = _always(True)
+    # An operator may run on when its call has returned.
+    is_synchronized_device = use_host_timers = resolves_data_dependency = handles_memory_backpressure = _always(False)
+    range_push = staticmethod(lambda msg, domain=None, category=None: torch.cuda.nvtx.range_push(msg))
+    range_pop = staticmethod(lambda domain=None: torch.cuda.nvtx.range_pop())
+    pin_memory = staticmethod(lambda tensor, align_bytes=1: tensor.pin_memory())
+    device_name = staticmethod(lambda device_index=None: "cuda" if device_index is None else f"cuda:{device_index}")
+    current_device_name = staticmethod(lambda: f"cuda:{torch.cuda.current_device()}")
+    device = staticmethod(lambda device_index=None: torch.cuda.device(device_index))
+    total_memory = staticmethod(lambda device_index=None: torch.cuda.get_device_properties(device_index).total_memory)
+    available_memory = staticmethod(lambda device_index=None: torch.cuda.mem_get_info(device_index)[0])
+    get_rng_state = staticmethod(lambda device_index=None: torch.cuda.get_rng_state("cuda" if device_index is None else device_index))
+    set_rng_state = staticmethod(lambda new_state, device_index=None: torch.cuda.set_rng_state(new_state, "cuda" if device_index is None else device_index))
+    default_generator = staticmethod(lambda device_index: torch.cuda.default_generators[device_index])
+    create_graph = staticmethod(lambda: torch.cuda.CUDAGraph())
+    capture_to_graph = staticmethod(lambda graph, pool=None, stream=None: torch.cuda.graph(graph, pool, stream))
+    replay_graph = staticmethod(lambda graph: graph.replay())
 
     def __getattr__(self, name):
         if name.startswith("_"):
