@@ -13,13 +13,7 @@ from tessera import comm as _comm
 from tessera.data import DataLoader
 from tessera.deepspeed.errors import Refused
 from tessera.deepspeed.monitor.monitor import MonitorMaster
-from tessera.deepspeed.runtime.config import (  # noqa: F401  DeepSpeed's names
-    ADAGRAD_OPTIMIZER,
-    ADAM_OPTIMIZER,
-    ADAMW_OPTIMIZER,
-    LAMB_OPTIMIZER,
-    LION_OPTIMIZER,
-)
+from tessera.deepspeed.runtime.config import ADAGRAD_OPTIMIZER, ADAM_OPTIMIZER, ADAMW_OPTIMIZER, LAMB_OPTIMIZER, LION_OPTIMIZER  # noqa: F401  DeepSpeed's
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer, DeepSpeedScheduler
 from tessera.deepspeed.utils.logging import warning_once
 from tessera.engine import Engine
@@ -51,11 +45,38 @@ _ALWAYS = {
     **dict.fromkeys(("get_model_parallel_rank", "get_sequence_parallel_rank", "get_tensor_parallel_rank"), (0, "each rank has all of the model")),
     **dict.fromkeys(("get_model_parallel_world_size", "get_sequence_parallel_world_size", "get_tensor_parallel_world_size"),
                     (1, "each rank has all of the model")),
+    "clip_fp32_gradients": (None, "step() clips, by gradient_clipping"),
+    # DeepSpeed's guide to training several models calls it after the loss.backward() of a loss that they share.
+    "_backward_epilogue": (None, "loss.backward() has reduced the gradients"),
+}
+# Methods that compute their answer, with what it is.
+_COMPUTED = {
+    "get_batch_info": (lambda self: (self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()),
+                       "(train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps)"),
+    "get_mom": (lambda self: reports.momentum_of(self), "Adam's betas, or SGD's momentum, by param group"),
+    "get_type": (lambda self: [group.get("type", 0.0) for group in self.optimizer.param_groups], "The key \"type\" of the param groups, or 0.0"),
+    "get_data_parallel_rank": (lambda self: self.global_rank, "This rank"),
+    "get_data_parallel_world_size": (lambda self: self.world_size, "The number of ranks"),
+    "zero_optimization": (lambda self: self.zero_optimization_stage() > 0, "Whether the stage is above 0"),
+    "zero_optimization_partition_gradients": (lambda self: self.zero_optimization_stage() >= 2, "Whether the stage is 2 or 3"),
+    "zero_optimization_partition_weights": (lambda self: self.zero_optimization_stage() >= 3, "Whether the stage is 3"),
+    "zero_offload_optimizer": (lambda self: self._offload("offload_optimizer"), "The section offload_optimizer, None where nothing is offloaded"),
+    "zero_offload_param": (lambda self: self._offload("offload_param"), "The section offload_param, None where nothing is offloaded"),
+    "zero_cpu_offload": (lambda self: self.config["zero_optimization"]["offload_optimizer"]["device"] == "cpu",
+                         "Whether optimizer states are in the host's memory by offload_optimizer"),
+    "zero_use_cpu_optimizer": (lambda self: self.zero_offload_optimizer() is not None,
+                               "Whether optimizer states are offloaded, to the host's memory or to disk: its CPU updates them then"),
+    "torch_autocast_dtype": (lambda self: whole_model.DTYPES[self.config["torch_autocast"]["dtype"]] if self.torch_autocast_enabled() else None,
+                             "In which operators run; None without autocast"),
+    "scheduler_name": (lambda self: self.config.get("scheduler", {}).get("type"), "`scheduler.type` of the configuration"),
+    "scheduler_params": (lambda self: self.config.get("scheduler", {}).get("params"), "`scheduler.params` of the configuration"),
+    "dynamic_loss_scale": (lambda self: self.optimizer.dynamic_loss_scale, "Whether the loss scale changes with overflows"),
+    "initial_dynamic_scale": (lambda self: 2.0 ** self.config["fp16"]["initial_scale_power"], "2 to the power of fp16.initial_scale_power"),
 }
 
 
 def _with_answers(kind):
-    """A class decorator: adds the methods of the two tables."""
+    """A class decorator: adds the methods of the tables."""
     def add(name, answer, doc):
         answer.__name__, answer.__qualname__, answer.__doc__, answer.__module__ = name, f"{kind.__name__}.{name}", doc, kind.__module__
         answer.__annotations__ = {"return": Any}
@@ -65,6 +86,8 @@ def _with_answers(kind):
         add(name, _reader(place.split(".")), f"`{place}` of the configuration.")
     for name, (answer, why) in _ALWAYS.items():
         add(name, _constant(answer), f"{answer}: {why}.")
+    for name, (answer, doc) in _COMPUTED.items():
+        add(name, answer, f"{doc}.")
     return kind
 
 
@@ -120,95 +143,26 @@ class DeepSpeedEngine(Engine):
     def tput_timer(self) -> None:
         """None: `wall_clock_breakdown` measures."""
 
-    def get_batch_info(self) -> tuple[int, int, int]:
-        """(train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps)."""
-        return self.train_batch_size(), self.train_micro_batch_size_per_gpu(), self.gradient_accumulation_steps()
-
-    def get_mom(self) -> list[Any]:
-        """Adam's betas, or SGD's momentum, by param group."""
-        return reports.momentum_of(self)
-
-    def get_type(self) -> list[Any]:
-        """The key "type" of the param groups, 0.0 where there is none."""
-        return [group.get("type", 0.0) for group in self.optimizer.param_groups]
-
     def set_lr(self, lr: float) -> None:
         """Write a rate into all param groups; a schedule of the configuration sets them anew after the next step."""
         lr = arguments.number(lr, "set_lr(): lr")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    def get_data_parallel_rank(self) -> int:
-        """This rank."""
-        return self.global_rank
-
-    def get_data_parallel_world_size(self) -> int:
-        """The number of ranks."""
-        return self.world_size
-
-    def zero_optimization(self) -> bool:
-        """Whether the stage is above 0."""
-        return self.zero_optimization_stage() > 0
-
-    def zero_optimization_partition_gradients(self) -> bool:
-        """Whether the stage is 2 or 3."""
-        return self.zero_optimization_stage() >= 2
-
-    def zero_optimization_partition_weights(self) -> bool:
-        """Whether the stage is 3."""
-        return self.zero_optimization_stage() >= 3
-
-    def zero_offload_optimizer(self) -> dict[str, Any] | None:
-        """`zero_optimization.offload_optimizer`, None where nothing is offloaded."""
-        return self._offload("offload_optimizer")
-
-    def zero_offload_param(self) -> dict[str, Any] | None:
-        """`zero_optimization.offload_param`, None where nothing is offloaded."""
-        return self._offload("offload_param")
-
-    def zero_cpu_offload(self) -> bool:
-        """Whether optimizer states are in the host's memory by `offload_optimizer`."""
-        offload = self.zero_offload_optimizer()
-        return offload is not None and offload["device"] == "cpu"
-
-    def zero_use_cpu_optimizer(self) -> bool:
-        """Whether optimizer states are offloaded, to the host's memory or to disk: its CPU updates them then."""
-        return self.zero_offload_optimizer() is not None
-
-    def torch_autocast_dtype(self) -> torch.dtype | None:
-        """In which they run; None without autocast."""
-        return whole_model.DTYPES[self.config["torch_autocast"]["dtype"]] if self.torch_autocast_enabled() else None
+    @property
+    def basic_optimizer(self) -> torch.optim.Optimizer:
+        """As `optimizer.optimizer`."""
+        return self.optimizer.optimizer
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """In which the model computes, and in which gradients are accumulated."""
         model = torch.float16 if self.fp16_enabled() else torch.bfloat16 if self.bfloat16_enabled() else torch.float32
         return model, whole_model.DTYPES[self._accumulation_dtype()]
 
-    def dynamic_loss_scale(self) -> bool:
-        """Whether the loss scale changes with overflows."""
-        return self.optimizer.dynamic_loss_scale
-
-    def initial_dynamic_scale(self) -> float:
-        """2 to the power of `fp16.initial_scale_power`."""
-        return 2.0 ** self.config["fp16"]["initial_scale_power"]
-
-    @property
-    def basic_optimizer(self) -> torch.optim.Optimizer:
-        """As `optimizer.optimizer`."""
-        return self.optimizer.optimizer
-
     def optimizer_name(self) -> str:
         """The name of the optimizer's class that `initialize` was given, or the configuration's `optimizer.type` in small letters."""
         client = self.optimizer.optimizer
         return self.config["optimizer"]["type"].lower() if client is self.optimizer else type(client).__name__
-
-    def scheduler_name(self) -> str | None:
-        """The configuration's `scheduler.type`."""
-        return self.config.get("scheduler", {}).get("type")
-
-    def scheduler_params(self) -> dict[str, Any] | None:
-        """The configuration's `scheduler.params`."""
-        return self.config.get("scheduler", {}).get("params")
 
     def _offload(self, name):
         section = self.config["zero_optimization"][name]
@@ -221,9 +175,6 @@ class DeepSpeedEngine(Engine):
 
     def allreduce_gradients(self, bucket_size: int | None = None) -> None:
         """Does nothing: `backward()` has reduced them."""
-
-    def clip_fp32_gradients(self) -> None:
-        """Does nothing: `step()` clips, by `gradient_clipping`."""
 
     def set_train_batch_size(self, train_batch_size: int) -> None:
         """Raises Error: see `set_gradient_accumulation_steps`. The size that there is, is accepted."""
@@ -290,10 +241,6 @@ class DeepSpeedEngine(Engine):
             warning_once("step(lr_kwargs=): the engine has no scheduler that would get them; they are left out, as by DeepSpeed")
             lr_kwargs = None
         super().step(lr_kwargs)
-
-    def _backward_epilogue(self) -> None:
-        """Does nothing. DeepSpeed's guide to training several models calls it after the `loss.backward()` of a loss that they share; here
-        that has reduced the gradients."""
 
     def empty_partition_cache(self) -> None:
         """Give what PyTorch's allocator keeps back to the device. Units that are unsharded stay within `stage3_max_live_parameters`."""

@@ -3,16 +3,10 @@ import enum
 import sys
 from typing import Any
 
-from tessera.deepspeed.runtime.zero.offload_config import (  # noqa: F401  OffloadDeviceEnum is a name of this module in DeepSpeed
-    DeepSpeedZeroOffloadOptimizerConfig,
-    DeepSpeedZeroOffloadParamConfig,
-    OffloadDeviceEnum,
-    resolved,
-)
+# OffloadDeviceEnum is a name of this module in DeepSpeed.
+from tessera.deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig, OffloadDeviceEnum, resolved  # noqa: F401
 
 ZERO_OPTIMIZATION = "zero_optimization"
-
-
 # Keys that have no effect in Tessera (docs/configuration.md says why), with DeepSpeed's defaults.
 _WITHOUT_EFFECT = {
     "contiguous_gradients": True, "reduce_scatter": True, "use_multi_rank_bucket_allreduce": True, "allgather_partitions": True,
