@@ -29,8 +29,7 @@ from deepspeed.runtime import lr_schedules  # isort: skip
 NAMES = """
 initialize init_distributed add_config_arguments DeepSpeedEngine DeepSpeedConfig __version__ __version_major__ __git_hash__ get_accelerator OnDevice
 log_dist logger HAS_TRITON
-checkpointing.configure checkpointing.is_configured checkpointing.checkpoint checkpointing.reset checkpointing.get_cuda_rng_tracker
-checkpointing.model_parallel_cuda_manual_seed
+checkpointing.configure checkpointing.is_configured checkpointing.checkpoint checkpointing.reset
 profiling.flops_profiler.get_model_profile profiling.flops_profiler.FlopsProfiler
 runtime.zero.stage_1_and_2.estimate_zero2_model_states_mem_needs_all_live runtime.zero.stage3.estimate_zero3_model_states_mem_needs_all_live
 runtime.zero.stage_1_and_2.estimate_zero2_model_states_mem_needs_all_cold runtime.zero.stage3.estimate_zero3_model_states_mem_needs_all_cold
@@ -65,6 +64,7 @@ utils.torch.required_torch_version runtime.zero.linear.zero3_linear_wrap runtime
 REFUSED = """
 init_inference default_inference_config PipelineModule pipe.PipelineModule moe.layer.MoE inference.engine.InferenceEngine
 runtime.pipe.engine.PipelineEngine sequence.layer.DistributedAttention compression.compress.init_compression linear.LoRAConfig
+checkpointing.get_cuda_rng_tracker checkpointing.model_parallel_cuda_manual_seed
 """.split()
 ACCELERATOR = """
 device_name current_device_name current_device device_count set_device device synchronize is_available communication_backend_name empty_cache
@@ -479,14 +479,6 @@ class Tools(unittest.TestCase):
         self.assertRaisesRegex(tessera.Error, "partition_activations", lambda: deepspeed.checkpointing.configure(partition_activations=True))
         deepspeed.checkpointing.configure(None)
         self.assertTrue(deepspeed.checkpointing.is_configured())
-        deepspeed.checkpointing.model_parallel_cuda_manual_seed(3)
-        outside = torch.rand(2)
-        with deepspeed.checkpointing.get_cuda_rng_tracker().fork():
-            inside = torch.rand(2)
-        torch.manual_seed(3)
-        self.assertEqual(outside.tolist(), torch.rand(2).tolist())
-        torch.manual_seed(3 + 2718)
-        self.assertEqual(inside.tolist(), torch.rand(2).tolist())
 
     def test_profile(self):
         flops, macs, parameters = deepspeed.profiling.flops_profiler.get_model_profile(

@@ -82,9 +82,5 @@ def is_compile_supported() -> bool:
     return hasattr(torch, "compile")
 
 
-def __getattr__(name: str) -> Any:
-    stand_in.refuse(name)
-    raise AttributeError(f"module 'deepspeed' has no attribute '{name}': it is tessera.deepspeed, Tessera's stand-in for DeepSpeed")
-
-
+__getattr__ = stand_in.getattr_of("deepspeed")
 stand_in.install()

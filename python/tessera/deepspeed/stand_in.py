@@ -4,7 +4,9 @@ import importlib.abc
 import importlib.metadata
 import pkgutil
 import sys
+from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 from tessera.errors import Error
 
@@ -15,7 +17,7 @@ _ALIASES = {"zero": "runtime.zero", "dist": "comm", "checkpointing": "runtime.ac
             "runtime.zero.parameter_offload": "runtime.zero.partition_parameters", "runtime.base_optimizer": "runtime.optimizer",
             "utils.tensor_fragment": "utils.parameters", "comm.comm": "comm", "accelerator.real_accelerator": "accelerator"}
 _DATA_PARALLEL = "Tessera has data parallelism alone"
-# What Tessera does not do: modules, and names at the top.
+# What Tessera does not do: modules, names of modules, and names at the top.
 _REFUSED_MODULES = {
     "pipe": f"pipelines: {_DATA_PARALLEL}; \"zero_optimization\": {{\"stage\": 3}} shards a model that is too large for one rank",
     "moe": f"mixture of experts across ranks: {_DATA_PARALLEL}; a model's own experts train as they are, see docs/python.md, Branches",
@@ -38,6 +40,9 @@ _REFUSED_MODULES = {
     "runtime.data_pipeline": "curriculum learning and data sampling: use a sampler of torch.utils.data",
     "runtime.rlhf": "DeepSpeed-Chat's engine: use TRL",
     "checkpoint.ds_to_universal": "universal checkpoints: a checkpoint of Tessera loads on any number of ranks as it is",
+    **dict.fromkeys((f"runtime.activation_checkpointing.checkpointing.{name}" for name in (
+        "get_cuda_rng_tracker", "model_parallel_cuda_manual_seed", "CudaRNGStatesTracker")),
+        f"random states of tensor parallelism: {_DATA_PARALLEL}; checkpoint() draws the same numbers again by itself"),
 }
 _REFUSED_NAMES = {
     "PipelineModule": "pipe", "PipelineEngine": "pipe", "DualPipeVEngine": "pipe", "DualPipeVModule": "pipe", "InferenceEngine": "inference",
@@ -49,13 +54,22 @@ _REFUSED_NAMES = {
 
 
 def refuse(name: str) -> None:
-    """Raise ImportError for a name at the top of DeepSpeed, or a module, that Tessera does not do."""
+    """Raise ImportError for a name at the top of DeepSpeed, a module, or a name of one, that Tessera does not do."""
     module = _REFUSED_NAMES.get(name)
     if module is None:
         module = next((known for known in _REFUSED_MODULES if name == known or name.startswith(known + ".")), None)
     if module is not None:
         raise ImportError(f"deepspeed.{name} is not in tessera.deepspeed, Tessera's stand-in for DeepSpeed, which has no "
                           f"{_REFUSED_MODULES[module]}", name=f"deepspeed.{name}")
+
+
+def getattr_of(module: str) -> Callable[[str], Any]:
+    """The `__getattr__` of "deepspeed", or "deepspeed.…": what the module has not is refused, or an AttributeError."""
+    def missing(name):
+        refuse(f"{module}.{name}".removeprefix("deepspeed."))
+        raise AttributeError(f"module '{module}' has no attribute '{name}': it is tessera.{module}, Tessera's stand-in for DeepSpeed")
+
+    return missing
 
 
 class _Finder(importlib.abc.MetaPathFinder):

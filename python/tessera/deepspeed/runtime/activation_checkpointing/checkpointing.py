@@ -4,14 +4,14 @@
 """
 import functools
 from collections.abc import Callable
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.utils import checkpoint as torch_checkpoint
 
+from tessera.deepspeed import stand_in
 from tessera.errors import Error
 
+__getattr__ = stand_in.getattr_of("deepspeed.runtime.activation_checkpointing.checkpointing")
 _configured = {"is": False}
 
 
@@ -54,78 +54,3 @@ def set_num_layers(nlayers: int) -> None:
 def partition_activations_in_checkpoint(partition_activation: bool) -> None:
     """Raises Error for True: see `configure`."""
     configure(partition_activations=partition_activation)
-
-
-class CudaRNGStatesTracker:
-    """Random states by name, for code of Megatron: `with tracker.fork(): ...` draws from a state of its own.
-
-    Of the CUDA device where there is one, else of the CPU.
-    """
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget all."""
-        self.states_: dict[str, torch.Tensor] = {}
-        self.seeds_: set[int] = set()
-
-    def get_states(self) -> dict[str, torch.Tensor]:
-        """A copy of the states, by name."""
-        return dict(self.states_)
-
-    def set_states(self, states: dict[str, torch.Tensor]) -> None:
-        """Take states that `get_states` has returned."""
-        self.states_ = dict(states)
-
-    def add(self, name: str, seed: int) -> None:
-        """A new state. Raises Exception where the seed or the name is there."""
-        if seed in self.seeds_:
-            raise Exception(f"seed {seed} already exists")
-        if name in self.states_:
-            raise Exception(f"cuda rng state {name} already exists")
-        before = _get_state()
-        _seed(seed)
-        self.states_[name] = _get_state()
-        self.seeds_.add(seed)
-        _set_state(before)
-
-    @contextmanager
-    def fork(self, name: str = "model-parallel-rng") -> Any:
-        """Draw from the state of that name inside of the `with`."""
-        if name not in self.states_:
-            raise Exception(f"cuda rng state {name} is not added")
-        before = _get_state()
-        _set_state(self.states_[name])
-        try:
-            yield
-        finally:
-            self.states_[name] = _get_state()
-            _set_state(before)
-
-
-_tracker = CudaRNGStatesTracker()
-
-
-def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
-    """The tracker of this process."""
-    return _tracker
-
-
-def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seed the device, and the tracker's state "model-parallel-rng" with seed + 2718, as Megatron does on the first rank of its groups."""
-    _tracker.reset()
-    _seed(seed)
-    _tracker.add("model-parallel-rng", seed + 2718)
-
-
-def _get_state():
-    return torch.cuda.get_rng_state() if torch.cuda.is_available() else torch.get_rng_state()
-
-
-def _set_state(state):
-    torch.cuda.set_rng_state(state) if torch.cuda.is_available() else torch.set_rng_state(state)
-
-
-def _seed(seed):
-    torch.cuda.manual_seed(seed) if torch.cuda.is_available() else torch.manual_seed(seed)
