@@ -37,7 +37,7 @@ utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint utils.zero_to_fp32.l
 utils.zero_to_fp32.convert_zero_checkpoint_to_fp32_state_dict checkpoint.utils.clone_tensors_for_torch_save
 ops.adam.DeepSpeedCPUAdam ops.adam.FusedAdam ops.lamb.FusedLamb ops.lion.FusedLion ops.lion.DeepSpeedCPULion ops.adagrad.DeepSpeedCPUAdagrad
 runtime.lr_schedules.LRRangeTest runtime.lr_schedules.OneCycle runtime.lr_schedules.WarmupLR runtime.lr_schedules.WarmupDecayLR
-runtime.lr_schedules.WarmupCosineLR runtime.lr_schedules.VALID_LR_SCHEDULES runtime.lr_schedules.add_tuning_arguments
+runtime.lr_schedules.WarmupCosineLR runtime.lr_schedules.VALID_LR_SCHEDULES
 runtime.dataloader.RepeatingLoader utils.RepeatingLoader runtime.dataloader.DeepSpeedDataLoader
 zero.Init zero.GatheredParameters zero.register_external_parameter zero.unregister_external_parameter zero.TiledLinear
 runtime.zero.GatheredParameters runtime.zero.partition_parameters.GatheredParameters runtime.zero.partition_parameters.Init runtime.zero.mics.MiCS_Init
@@ -64,7 +64,8 @@ utils.torch.required_torch_version runtime.zero.linear.zero3_linear_wrap runtime
 REFUSED = """
 init_inference default_inference_config PipelineModule pipe.PipelineModule moe.layer.MoE inference.engine.InferenceEngine
 runtime.pipe.engine.PipelineEngine sequence.layer.DistributedAttention compression.compress.init_compression linear.LoRAConfig
-checkpointing.get_cuda_rng_tracker checkpointing.model_parallel_cuda_manual_seed
+checkpointing.get_cuda_rng_tracker checkpointing.model_parallel_cuda_manual_seed add_tuning_arguments
+runtime.lr_schedules.get_lr_from_config
 """.split()
 ACCELERATOR = """
 device_name current_device_name current_device device_count set_device device synchronize is_available communication_backend_name empty_cache
@@ -228,14 +229,6 @@ class Schedules(unittest.TestCase):
             lr_schedules.OneCycle(optimizer, 1e-4, 1e-3, cycle_first_step_size=0)
         with self.assertRaisesRegex(TypeError, "expected a torch.optim.Optimizer"):
             lr_schedules.WarmupLR(object())
-
-    def test_options(self):
-        arguments = deepspeed.add_tuning_arguments(argparse.ArgumentParser()).parse_args(
-            ["--lr_schedule", "OneCycle", "--cycle_max_lr", "0.5", "--cycle_momentum"])
-        self.assertEqual((arguments.lr_schedule, arguments.cycle_max_lr, arguments.cycle_momentum, arguments.warmup_num_steps),
-                         ("OneCycle", 0.5, True, 1000))
-        self.assertEqual(lr_schedules.get_lr_from_config({"type": "WarmupLR", "params": {"warmup_max_lr": 0.1}}), (0.1, ""))
-        self.assertIsNone(lr_schedules.get_lr_from_config({"type": "Cubic", "params": {}})[0])
 
 
 class Optimizers(unittest.TestCase):

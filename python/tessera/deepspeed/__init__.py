@@ -23,14 +23,13 @@ from tessera.deepspeed.runtime import config_keys
 from tessera.deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
 from tessera.deepspeed.runtime.dataloader import DeepSpeedDataLoader
 from tessera.deepspeed.runtime.engine import DeepSpeedEngine, EngineWithoutOptimizer, end_engines_of
-from tessera.deepspeed.runtime.lr_schedules import add_tuning_arguments
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer
 from tessera.deepspeed.utils import OnDevice, log_dist, logger
 from tessera.initialize import given_config
 
 __all__ = [
     "HAS_TRITON", "DeepSpeedConfig", "DeepSpeedConfigError", "DeepSpeedDataLoader", "DeepSpeedEngine", "DeepSpeedOptimizer",
-    "DeepSpeedOptimizerCallable", "DeepSpeedSchedulerCallable", "OnDevice", "add_config_arguments", "add_tuning_arguments", "get_accelerator",
+    "DeepSpeedOptimizerCallable", "DeepSpeedSchedulerCallable", "OnDevice", "add_config_arguments", "get_accelerator",
     "init_distributed", "initialize", "is_compile_supported", "log_dist", "logger"]
 __version__ = "0.19.8"  # whose interface this is
 __version_major__, __version_minor__, __version_patch__ = 0, 19, 8

@@ -43,8 +43,11 @@ _REFUSED_MODULES = {
     **dict.fromkeys((f"runtime.activation_checkpointing.checkpointing.{name}" for name in (
         "get_cuda_rng_tracker", "model_parallel_cuda_manual_seed", "CudaRNGStatesTracker")),
         f"random states of tensor parallelism: {_DATA_PARALLEL}; checkpoint() draws the same numbers again by itself"),
+    **dict.fromkeys(("runtime.lr_schedules.add_tuning_arguments", "runtime.lr_schedules.get_lr_from_config"),
+                    "options of schedules on a command line: name the schedule in the section \"scheduler\" of the configuration"),
 }
 _REFUSED_NAMES = {
+    "add_tuning_arguments": "runtime.lr_schedules.add_tuning_arguments",
     "PipelineModule": "pipe", "PipelineEngine": "pipe", "DualPipeVEngine": "pipe", "DualPipeVModule": "pipe", "InferenceEngine": "inference",
     "DeepSpeedInferenceConfig": "inference", "init_inference": "inference", "default_inference_config": "inference",
     "DeepSpeedHybridEngine": "runtime.hybrid_engine", "DeepSpeedTransformerLayer": "ops.transformer",

@@ -3,7 +3,6 @@
 They compute what the section "scheduler" of a configuration computes. LRRangeTest and OneCycle follow L. Smith, "A disciplined approach
 to neural network hyper-parameters: Part 1" (arXiv 1803.09820), in DeepSpeed's form.
 """
-import argparse
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,16 +10,16 @@ from typing import Any
 import torch
 
 from tessera import _engine, arguments
+from tessera.deepspeed import stand_in
 from tessera.deepspeed.configured import ConfiguredType
 
-LR_SCHEDULE = "lr_schedule"
+__getattr__ = stand_in.getattr_of("deepspeed.runtime.lr_schedules")
 LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR = "LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCosineLR"
 VALID_LR_SCHEDULES = [LR_RANGE_TEST, ONE_CYCLE, WARMUP_LR, WARMUP_DECAY_LR, WARMUP_COSINE_LR]
 WARMUP_LOG_RATE, WARMUP_LINEAR_RATE = "log", "linear"
 # Names of the parameters in a configuration.
 LR_RANGE_TEST_MIN_LR, LR_RANGE_TEST_STEP_RATE = "lr_range_test_min_lr", "lr_range_test_step_rate"
 LR_RANGE_TEST_STEP_SIZE, LR_RANGE_TEST_STAIRCASE = "lr_range_test_step_size", "lr_range_test_staircase"
-EDGE_VALUE, MID_VALUE = "edge_value", "mid_value"
 CYCLE_FIRST_STEP_SIZE, CYCLE_FIRST_STAIR_COUNT = "cycle_first_step_size", "cycle_first_stair_count"
 CYCLE_SECOND_STEP_SIZE, CYCLE_SECOND_STAIR_COUNT = "cycle_second_step_size", "cycle_second_stair_count"
 DECAY_STEP_SIZE, CYCLE_MIN_LR, CYCLE_MAX_LR, DECAY_LR_RATE = "decay_step_size", "cycle_min_lr", "cycle_max_lr", "decay_lr_rate"
@@ -294,40 +293,6 @@ def get_torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
         if isinstance(candidate, torch.optim.Optimizer):
             return candidate
     raise TypeError(f"optimizer is a {type(optimizer).__name__}; expected a torch.optim.Optimizer, or what wraps one as `optimizer`")
-
-
-def get_lr_from_config(config: Mapping[str, Any]) -> tuple[float | None, str]:
-    """The largest rate that a section "scheduler" names, and ""; else None and the reason."""
-    for key in ("type", "params"):
-        if key not in config:
-            return None, f"LR schedule {key} not defined in config"
-    kind, params = config["type"], config["params"]
-    if kind not in VALID_LR_SCHEDULES:
-        return None, f"{kind} is not a valid LR schedule; expected one of {', '.join(VALID_LR_SCHEDULES)}"
-    if kind == WARMUP_COSINE_LR:
-        return None, f"{kind} multiplies the optimizer's rate, and has none of its own"
-    key = {LR_RANGE_TEST: LR_RANGE_TEST_MIN_LR, ONE_CYCLE: CYCLE_MAX_LR}.get(kind, WARMUP_MAX_LR)
-    return (params[key], "") if key in params else (None, f"{kind} has no {key} in config")
-
-
-# The options of `add_tuning_arguments`, with their defaults in DeepSpeed.
-_OPTIONS = {
-    LR_SCHEDULE: None, LR_RANGE_TEST_MIN_LR: 0.001, LR_RANGE_TEST_STEP_RATE: 1.0, LR_RANGE_TEST_STEP_SIZE: 1000, LR_RANGE_TEST_STAIRCASE: False,
-    CYCLE_FIRST_STEP_SIZE: 1000, CYCLE_FIRST_STAIR_COUNT: -1, CYCLE_SECOND_STEP_SIZE: -1, CYCLE_SECOND_STAIR_COUNT: -1, DECAY_STEP_SIZE: 1000,
-    CYCLE_MIN_LR: 0.01, CYCLE_MAX_LR: 0.1, DECAY_LR_RATE: 0.0, "cycle_momentum": False, CYCLE_MIN_MOM: 0.8, CYCLE_MAX_MOM: 0.9,
-    DECAY_MOM_RATE: 0.0, WARMUP_MIN_LR: 0.0, WARMUP_MAX_LR: 0.001, WARMUP_NUM_STEPS: 1000, WARMUP_TYPE: WARMUP_LOG_RATE,
-    WARMUP_MIN_RATIO: 0.01, COS_MIN_RATIO: 0.01}
-
-
-def add_tuning_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add an option for each parameter of the schedules, such as --warmup_num_steps, and --lr_schedule. Returns the parser."""
-    group = parser.add_argument_group("Convergence Tuning", "Convergence tuning configurations")
-    for name, default in _OPTIONS.items():
-        if default is False:
-            group.add_argument(f"--{name}", default=False, action="store_true")
-        else:
-            group.add_argument(f"--{name}", default=default, type=str if default is None else type(default))
-    return parser
 
 
 def _positive(value, name):
