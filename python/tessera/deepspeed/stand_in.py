@@ -45,6 +45,7 @@ _REFUSED_MODULES = {
         f"random states of tensor parallelism: {_DATA_PARALLEL}; checkpoint() draws the same numbers again by itself"),
     **dict.fromkeys(("runtime.lr_schedules.add_tuning_arguments", "runtime.lr_schedules.get_lr_from_config"),
                     "options of schedules on a command line: name the schedule in the section \"scheduler\" of the configuration"),
+    **dict.fromkeys((f"utils.logging.{name}" for name in ("print_dist", "print_json_dist", "log_dist_once")), "other call that logs than log_dist()"),
 }
 _REFUSED_NAMES = {
     "add_tuning_arguments": "runtime.lr_schedules.add_tuning_arguments",

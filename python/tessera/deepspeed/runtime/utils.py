@@ -2,12 +2,13 @@
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tessera import comm, zero
+from tessera.containers import map_tensors
 from tessera.deepspeed.accelerator import get_accelerator
 from tessera.errors import Error
 
@@ -55,37 +56,14 @@ def call_to_str(base: str, *args: Any, **kwargs: Any) -> str:
     return f"{base}({', '.join([*map(repr, args), *(f'{key}={value!r}' for key, value in kwargs.items())])})"
 
 
-def copy_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool]) -> Any:
-    """A copy of what `criterion_func` is true for, inside of lists, tuples and dicts, on a device; the rest as it is."""
-    return _mapped(item, lambda one: one.to(device) if criterion_func(one) else one)
-
-
 def move_to_device(item: Any, device: Any, criterion_func: Callable[[Any], bool] | None = None) -> Any:
-    """As `copy_to_device`, but the tensors themselves move: they keep their identities. Without `criterion_func` all tensors."""
-    def move(one):
-        if (isinstance(one, torch.Tensor) if criterion_func is None else criterion_func(one)):
-            moved = one.to(device)
-            one.data = moved.data
-        return one
+    """A copy in which the tensors are on a device: they move themselves, and keep their identities. With `criterion_func` those that it is true for."""
+    def move(tensor):
+        if criterion_func is None or criterion_func(tensor):
+            tensor.data = tensor.to(device).data
+        return tensor
 
-    return _mapped(item, move)
-
-
-def _mapped(item, function):
-    if isinstance(item, (list, tuple)):
-        return type(item)(*(_mapped(one, function) for one in item)) if hasattr(item, "_fields") else type(item)(
-            _mapped(one, function) for one in item)
-    if isinstance(item, dict):
-        return {key: _mapped(value, function) for key, value in item.items()}
-    return function(item)
-
-
-def get_only_unique_item(items: Iterable[Any]) -> Any:
-    """The item that all are equal to. Raises RuntimeError where there is none."""
-    found = set(items)
-    if len(found) != 1:
-        raise RuntimeError(f"expected one item in all places, found {found}")
-    return found.pop()
+    return map_tensors(item, move)
 
 
 def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2, mpu: None = None) -> torch.Tensor:

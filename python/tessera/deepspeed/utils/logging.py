@@ -1,14 +1,13 @@
 """`deepspeed.utils.logging`: the logger "DeepSpeed", which writes to stdout from WARNING on, as in DeepSpeed."""
 import functools
-import json
 import logging
 import sys
 from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 from tessera import comm
+from tessera.deepspeed import stand_in
 
+__getattr__ = stand_in.getattr_of("deepspeed.utils.logging")
 log_levels = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR, "critical": logging.CRITICAL}
 
 
@@ -36,40 +35,12 @@ def set_log_level_from_string(log_level_str: str, custom_logger: logging.Logger 
 
 def log_dist(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
     """Log a message on these ranks, [-1] for all, and on any rank before the group is joined. Without ranks nothing is logged then."""
-    if _is_wanted(ranks):
+    wanted = list(ranks or [])
+    if not comm.is_initialized() or wanted[:1] == [-1] or comm.get_rank() in wanted:
         logger.log(level, f"[Rank {comm.get_rank() if comm.is_initialized() else -1}] {message}")
-
-
-@functools.cache
-def _log_once(message, ranks, level):
-    log_dist(message, ranks, level)
-
-
-def log_dist_once(message: str, ranks: Iterable[int] | None = None, level: int = logging.INFO) -> None:
-    """As `log_dist`; the same message once in a process."""
-    _log_once(message, None if ranks is None else tuple(ranks), level)
 
 
 @functools.cache
 def warning_once(message: str) -> None:
     """Log a warning, the same once in a process."""
     logger.warning(message)
-
-
-def print_dist(message: str, ranks: Iterable[int] | None = None) -> None:
-    """As `log_dist`, to stdout."""
-    if _is_wanted(ranks):
-        print(f"[Rank {comm.get_rank()}] {message}", flush=True)
-
-
-def print_json_dist(message: dict[str, Any], ranks: Iterable[int] | None = None, path: str | Path | None = None) -> None:
-    """Write a dict with the rank as "rank" to a JSON file, on these ranks."""
-    if _is_wanted(ranks):
-        Path(path).write_text(json.dumps({**message, "rank": comm.get_rank()}) + "\n")
-
-
-def _is_wanted(ranks):
-    if not comm.is_initialized():
-        return True
-    wanted = list(ranks or [])
-    return bool(wanted) and (wanted[0] == -1 or comm.get_rank() in wanted)
