@@ -12,6 +12,10 @@ import torch
 from tessera import arguments, comm, zero
 from tessera.errors import Error
 
+__all__ = ["safe_get_full_fp32_param", "safe_get_full_grad", "safe_get_full_optimizer_state", "safe_get_local_fp32_param", "safe_get_local_grad",
+           "safe_get_local_optimizer_state", "safe_set_full_fp32_param", "safe_set_full_grad", "safe_set_full_optimizer_state",
+           "safe_set_local_fp32_param", "safe_set_local_grad", "safe_set_local_optimizer_state", "safe_update_full_grad_vectorized"]
+
 
 def safe_get_full_fp32_param(param: torch.nn.Parameter) -> torch.Tensor | None:
     """An fp32 copy of a whole parameter, its master weights, in its shape; None for one that is not trained. Collective.

@@ -9,6 +9,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from tessera import leaf_modules
 
+__all__ = ["get_z3_leaf_modules", "set_z3_leaf_module", "set_z3_leaf_modules", "set_z3_leaf_modules_by_name", "set_z3_leaf_modules_by_suffix",
+           "unset_z3_leaf_modules", "z3_leaf_module", "z3_leaf_parameter"]
 _MARK = leaf_modules.MARK
 _parameters = WeakIdKeyDictionary()  # of modules that are marked
 
