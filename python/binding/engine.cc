@@ -565,19 +565,6 @@ void bind_engine(py::module_& module) {
       .def("set_schedule_steps", &PyEngine::set_schedule_steps, py::arg("steps"))
       .def_property_readonly("loss_scale", &PyEngine::loss_scale)
       .def_property_readonly("gradient_norm", &PyEngine::gradient_norm)
-      .def_property_readonly("rank", &PyEngine::rank)
-      .def_property_readonly("local_rank", &PyEngine::local_rank)
-      .def_property_readonly("world_size", &PyEngine::world_size)
-      .def_property_readonly("device", &PyEngine::device)
-      .def_property_readonly("stage", [](const PyEngine& self) { return self.config().zero.stage; })
-      .def_property_readonly(
-          "micro_batch_size",
-          [](const PyEngine& self) { return self.config().train_micro_batch_size_per_gpu; })
-      .def_property_readonly("batch_size",
-                             [](const PyEngine& self) { return self.config().train_batch_size; })
-      .def_property_readonly("accumulation_steps",
-                             [](const PyEngine& self) { return self.config().gradient_accumulation_steps; })
-      .def_property_readonly("clipping", [](const PyEngine& self) { return self.config().gradient_clipping; })
       .def_property_readonly("config", [](const PyEngine& self) { return dump_resolved(self.config()); })
       .def_property_readonly("shards_parameters",
                              [](PyEngine& self) { return self.sharded_model().residency().gathers_on_use(); })

@@ -41,6 +41,10 @@ class Engine(EngineProperties, StepsScheduler):
         Optimizer steps taken or skipped; of these the skipped ones (gradients that are not finite); calls of `backward`.
     config : dict
         The configuration with all defaults.
+    device : torch.device
+        Where parameters and inputs are.
+    global_rank, local_rank, world_size : int
+        This rank, 0 to `world_size` - 1; this rank among those of its host; the number of ranks.
     """
 
     module: torch.nn.Module
@@ -58,6 +62,8 @@ class Engine(EngineProperties, StepsScheduler):
         parameters = module_state.named_parameters(module)
         module_program.check_same(module, comm)
         self.module = module
+        self.device, self.global_rank, self.local_rank, self.world_size = comm.device, comm.rank, local_rank, comm.size
+        self.dp_world_size = self.world_size
         self.named_tensors = parameters
         self._parameter_ids = module_state.parameter_ids(module)
         self._module_state = module_state.ModuleState(module)

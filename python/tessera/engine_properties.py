@@ -14,6 +14,10 @@ class EngineProperties:
     _samples_before = _steps_before = 0  # when a checkpoint was loaded
     _micro_steps_before = 0  # at the last step
     config: dict[str, Any]
+    device: torch.device
+    global_rank: int
+    local_rank: int
+    world_size: int
 
     @property
     def global_steps(self) -> int:
@@ -60,28 +64,6 @@ class EngineProperties:
         """By which the next loss is multiplied; 1 without fp16."""
         return self._engine.loss_scale
 
-    @property
-    def device(self) -> torch.device:
-        """Where parameters and inputs are."""
-        return self._engine.device
-
-    @property
-    def global_rank(self) -> int:
-        """This rank: 0 to `world_size` - 1."""
-        return self._engine.rank
-
-    @property
-    def local_rank(self) -> int:
-        """This rank among those of its host."""
-        return self._engine.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return self._engine.world_size
-
-    dp_world_size = world_size
-
     def get_global_grad_norm(self) -> float:
         """The L2 norm of the last step's gradients over all parameters and ranks, unscaled, before clipping."""
         return self._engine.gradient_norm
@@ -92,23 +74,23 @@ class EngineProperties:
 
     def train_batch_size(self) -> int:
         """Samples of a step, over all ranks and micro-steps."""
-        return self._engine.batch_size
+        return self.config["train_batch_size"]
 
     def train_micro_batch_size_per_gpu(self) -> int:
         """Samples of one `backward` on one rank."""
-        return self._engine.micro_batch_size
+        return self.config["train_micro_batch_size_per_gpu"]
 
     def gradient_accumulation_steps(self) -> int:
         """Calls of `backward` in a step."""
-        return self._engine.accumulation_steps
+        return self.config["gradient_accumulation_steps"]
 
     def gradient_clipping(self) -> float:
         """The largest norm of the gradients; 0: they are not clipped."""
-        return self._engine.clipping
+        return self.config["gradient_clipping"]
 
     def zero_optimization_stage(self) -> int:
         """0 to 3."""
-        return self._engine.stage
+        return self.config["zero_optimization"]["stage"]
 
     def measured_bytes(self) -> dict[str, int]:
         """Bytes of model state that this rank holds, measured from its tensors: {"parameters", "gradients", "master", "optimizer",

@@ -126,7 +126,7 @@ class DeepSpeedEngine(Engine):
         return torch.distributed.group.WORLD
 
     dp_process_group = seq_data_parallel_group = data_parallel_group
-    seq_dp_world_size = Engine.world_size
+    seq_dp_world_size = property(lambda self: self.world_size)
     mp_world_size = 1
 
     @property
