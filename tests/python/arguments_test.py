@@ -49,10 +49,9 @@ UNREAD.update({
     ("checkpointing.py", "configure", "deepspeed_config"): "the engine reads it",
     ("checkpointing.py", "configure", "num_checkpoints"): "the size of memory that is not kept",
     ("checkpointing.py", "set_num_layers", "nlayers"): "the size of memory that is not kept",
-    ("timer.py", "stop", "record"): "all intervals count",
 })
 # What raises whatever it is called with; and methods of accelerators, which take an index of a device on a CPU as well.
-REFUSING = {("optimizer_state.py", "_refuse"), ("comm.py", "log_summary"), ("engine.py", "scale"), ("engine.py", "offload_states"),
+REFUSING = {("optimizer_state.py", "_refuse"), ("engine.py", "scale"), ("engine.py", "offload_states"),
             ("runner.py", "main"), ("rules.py", "update"), *(("parameters.py", name) for name in (
                 "safe_set_full_grad", "safe_set_local_grad", "safe_update_full_grad_vectorized"))}
 OF_ACCELERATORS = {"device_index", "msg", "domain", "category", "stream", "align_bytes"}

@@ -17,6 +17,7 @@ from torch.distributed import all_reduce, get_process_group_ranks, reduce_scatte
 from tessera import _engine
 from tessera import comm as _comm
 from tessera.comm import get_local_rank  # noqa: F401  DeepSpeed's name
+from tessera.deepspeed import stand_in
 from tessera.errors import CommError, Error
 
 _groups = itertools.count()
@@ -27,6 +28,7 @@ get_all_ranks_from_group = get_process_group_ranks
 
 
 def __getattr__(name: str) -> Any:
+    stand_in.refuse(f"comm.{name}")
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(torch.distributed, name)
@@ -148,16 +150,3 @@ def has_all_gather_into_tensor() -> bool:
 
 
 has_reduce_scatter_tensor = has_all_gather_into_tensor
-
-
-def log_summary(show_straggler: bool = False, return_dict: bool = False) -> None:
-    """Raises Error: the log of collectives is DeepSpeed's."""
-    raise Error("deepspeed.comm.log_summary(): the log of collectives is not in Tessera's stand-in for DeepSpeed; expected \"profiler\" in the "
-                "configuration, whose trace has each collective")
-
-
-def configure(deepspeed_config: Any = None, enabled: bool | None = None, prof_all: bool | None = None, prof_ops: Any = None,
-              verbose: bool | None = None, debug: bool | None = None) -> None:
-    """Raises Error where it would turn on the log of collectives."""
-    if deepspeed_config is not None or enabled or prof_all or prof_ops or verbose or debug:
-        log_summary()

@@ -30,6 +30,7 @@ _REFUSED_MODULES = {
     "autotuning": "autotuning: `tessera memory --fit` finds a setting that fits",
     "elasticity": "elastic batch sizes: `tessera launch --nnodes MIN:MAX` restarts on the hosts that are left",
     "nvme": "DeepSpeed's I/O tuning: offload to NVMe needs none",
+    "utils.timer": "timers: \"wall_clock_breakdown\" in the configuration prints the times of a step, and torch.utils.benchmark measures calls",
     "ops.transformer": "transformer kernels: use torch.nn.functional.scaled_dot_product_attention",
     "ops.sparse_attention": "sparse attention: use torch.nn.attention.flex_attention",
     "runtime.pipe": f"pipelines: {_DATA_PARALLEL}",
@@ -43,6 +44,7 @@ _REFUSED_MODULES = {
     **dict.fromkeys((f"runtime.activation_checkpointing.checkpointing.{name}" for name in (
         "get_cuda_rng_tracker", "model_parallel_cuda_manual_seed", "CudaRNGStatesTracker")),
         f"random states of tensor parallelism: {_DATA_PARALLEL}; checkpoint() draws the same numbers again by itself"),
+    **dict.fromkeys(("comm.log_summary", "comm.configure"), "log of collectives: \"profiler\" in the configuration gives a trace that has each"),
     **dict.fromkeys(("runtime.lr_schedules.add_tuning_arguments", "runtime.lr_schedules.get_lr_from_config"),
                     "options of schedules on a command line: name the schedule in the section \"scheduler\" of the configuration"),
     **dict.fromkeys((f"utils.logging.{name}" for name in ("print_dist", "print_json_dist", "log_dist_once")), "other call that logs than log_dist()"),
