@@ -120,28 +120,13 @@ class DeepSpeedEngine(Engine):
             self._monitor = MonitorMaster(self)
         return self._monitor
 
-    @property
-    def data_parallel_group(self) -> Any:
-        """torch.distributed's group of all ranks."""
-        return torch.distributed.group.WORLD
-
-    dp_process_group = seq_data_parallel_group = data_parallel_group
+    data_parallel_group = dp_process_group = seq_data_parallel_group = property(lambda self: torch.distributed.group.WORLD, doc="Of all ranks.")
     seq_dp_world_size = property(lambda self: self.world_size)
     mp_world_size = 1
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the module was compiled."""
-        return self.module._compiled_call_impl is not None
-
-    @property
-    def communication_data_type(self) -> torch.dtype:
-        """In which gradients are reduced."""
-        return whole_model.DTYPES[self.config["communication_data_type"] or self._accumulation_dtype()]
-
-    @property
-    def tput_timer(self) -> None:
-        """None: `wall_clock_breakdown` measures."""
+    is_compiled = property(lambda self: self.module._compiled_call_impl is not None, doc="Whether the module was compiled.")
+    communication_data_type = property(lambda self: whole_model.DTYPES[self.config["communication_data_type"] or self._accumulation_dtype()],
+                                       doc="In which gradients are reduced.")
+    tput_timer = None  # wall_clock_breakdown measures
 
     def set_lr(self, lr: float) -> None:
         """Write a rate into all param groups; a schedule of the configuration sets them anew after the next step."""
@@ -149,10 +134,7 @@ class DeepSpeedEngine(Engine):
         for group in self.optimizer.param_groups:
             group["lr"] = lr
 
-    @property
-    def basic_optimizer(self) -> torch.optim.Optimizer:
-        """As `optimizer.optimizer`."""
-        return self.optimizer.optimizer
+    basic_optimizer = property(lambda self: self.optimizer.optimizer, doc="As `optimizer.optimizer`.")
 
     def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
         """In which the model computes, and in which gradients are accumulated."""

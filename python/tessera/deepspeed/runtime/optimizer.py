@@ -89,39 +89,12 @@ class DeepSpeedOptimizer(Optimizer):
         if kind in ("Adam", "AdamW"):
             self.adam_w_mode = kind == "AdamW"  # whether weight decay is decoupled
 
-    @property
-    def loss_scaler(self) -> LossScale:
-        """How the loss is scaled."""
-        return LossScale(self._live())
-
-    loss_scale_config = loss_scaler
-
-    @property
-    def loss_scale(self) -> float:
-        """By which the next loss is multiplied; 1.0 without fp16."""
-        return self._live().loss_scale
-
-    cur_scale = loss_scale
-
-    @property
-    def dynamic_loss_scale(self) -> bool:
-        """Whether the scale changes with overflows."""
-        return self.loss_scaler.dynamic
-
-    @property
-    def custom_loss_scaler(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer that `initialize` was given; without one this."""
-        return self if self._client is None else self._client
-
-    @property
-    def param_names(self) -> dict[torch.Tensor, str]:
-        """The name of each parameter."""
-        return {parameter: name for name, parameter in reversed(self._live().named_tensors)}
+    loss_scaler = loss_scale_config = property(lambda self: LossScale(self._live()), doc="How the loss is scaled.")
+    loss_scale = cur_scale = property(lambda self: self._live().loss_scale, doc="By which the next loss is multiplied; 1.0 without fp16.")
+    dynamic_loss_scale = property(lambda self: self.loss_scaler.dynamic, doc="Whether the scale changes with overflows.")
+    custom_loss_scaler = False
+    optimizer = property(lambda self: self if self._client is None else self._client, doc="What `initialize` was given; without one this.")
+    param_names = property(lambda self: {parameter: name for name, parameter in reversed(self._live().named_tensors)}, doc="By parameter.")
 
     @property
     def parameter_offload(self) -> _ParameterOffload:
@@ -172,15 +145,8 @@ class DeepSpeedScheduler(LRScheduler):
         super().__init__(engine)
         self.configured_class = getattr(lr_schedules, engine.scheduler_name(), None)  # isinstance asks for it
 
-    @property
-    def last_batch_iteration(self) -> int:
-        """The step whose rates are in the groups, from 0; -1 before the first. One less than `last_epoch`."""
-        return self.last_epoch - 1
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """Whose rates it sets."""
-        return self._live().optimizer
+    last_batch_iteration = property(lambda self: self.last_epoch - 1, doc="The step whose rates are in the groups, from 0; -1 before the first.")
+    optimizer = property(lambda self: self._live().optimizer, doc="Whose rates it sets.")
 
     def step(self, last_batch_iteration: int | None = None) -> None:
         """Does nothing, because `engine.step()` has advanced the schedule; with a number, sets the rates of that step, from 0."""
