@@ -61,11 +61,10 @@ def command_of(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
         sys.exit(f"error: --launcher {args.launcher}: expected one of {', '.join(_LAUNCHERS)}")
     if args.no_ssh and (args.node_rank < 0 or not args.master_addr):
         sys.exit("error: --no_ssh needs --node_rank and --master_addr")
-    nproc = args.num_gpus
+    nproc, options = args.num_gpus, {}  # flags of `tessera launch`, those with a value
     if has_hosts:
-        words += ["--hostfile", args.hostfile, "--launcher", args.launcher]
-        words += [word for flag, value in (("--include", args.include), ("--exclude", args.exclude), ("--launcher-args", args.launcher_args))
-                  if value for word in (flag, value)]
+        options = {"--hostfile": args.hostfile, "--launcher": args.launcher, "--include": args.include, "--exclude": args.exclude,
+                   "--launcher-args": args.launcher_args, "--ssh-port": args.ssh_port}
     elif args.exclude:
         sys.exit("error: --exclude needs --hostfile; on this host alone, --include localhost:0,1 names the GPUs")
     elif args.include:
@@ -78,22 +77,14 @@ def command_of(args: argparse.Namespace) -> tuple[list[str], dict[str, str]]:
             sys.exit(f"error: --num_gpus {args.num_gpus}: --include {args.include} has {nproc}; expected one of the two flags")
     if nproc <= 0 and not has_hosts:
         nproc = max(1, torch.cuda.device_count())
-    if nproc > 0:
-        words += ["--nproc", str(nproc)]
-    if args.num_nodes > 0:
-        words += ["--nnodes", str(args.num_nodes)]
-    if args.node_rank >= 0:
-        words += ["--node-rank", str(args.node_rank)]
-    if args.master_addr:
-        words += ["--master-addr", args.master_addr]
-    if has_hosts or args.node_rank >= 0 or args.master_port != 29500:  # on one host a free one will do
-        words += ["--master-port", str(args.master_port)]
-    if args.enable_each_rank_log != "None":
-        words += ["--log-dir", args.enable_each_rank_log]
+    has_port = has_hosts or args.node_rank >= 0 or args.master_port != 29500  # on one host a free one will do
+    options |= {"--nproc": nproc if nproc > 0 else None, "--nnodes": args.num_nodes if args.num_nodes > 0 else None,
+                "--node-rank": args.node_rank if args.node_rank >= 0 else None, "--master-addr": args.master_addr,
+                "--master-port": args.master_port if has_port else None,
+                "--log-dir": args.enable_each_rank_log if args.enable_each_rank_log != "None" else None, "--bind-core-list": args.bind_core_list}
+    words += [word for flag, value in options.items() if value not in (None, "") for word in (flag, str(value))]
     if args.bind_cores_to_rank or args.bind_core_list:
-        words += ["--bind-cores", *(["--bind-core-list", args.bind_core_list] if args.bind_core_list else [])]
-    if args.ssh_port is not None and has_hosts:
-        words += ["--ssh-port", str(args.ssh_port)]
+        words.append("--bind-cores")
     files = [os.path.join(folder, DEEPSPEED_ENVIRONMENT_NAME) for folder in DEEPSPEED_ENVIRONMENT_PATHS]
     words += [word for path in dict.fromkeys(map(os.path.realpath, files)) if os.path.isfile(path) for word in ("--env-file", path)]
     if args.no_python:
