@@ -117,7 +117,6 @@ void bind_reports(py::module_& module) {
   py::class_<Monitors>(module, "Monitors")
       .def(py::init(&open_monitors), py::arg("config"), py::arg("number"), py::arg("resumed_after"),
            ReleaseGil())
-      .def_property_readonly("empty", &Monitors::empty)
       .def("scalars", &Monitors::scalars, py::arg("step"), py::arg("scalars"), ReleaseGil())
       .def(
           "close",

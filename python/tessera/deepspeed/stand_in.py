@@ -12,7 +12,7 @@ from tessera.errors import Error
 
 _OWN = "tessera.deepspeed"
 # Modules that DeepSpeed does not have, or has under the names in _ALIASES.
-_INTERNAL = ("stand_in", "errors", "libraries", "ops.rules", "runtime.config_keys", "runtime.optimizer", "runtime.zero.memory_estimate", "utils.parameters")
+_INTERNAL = ("stand_in", "libraries", "ops.rules", "runtime.config_keys", "runtime.optimizer", "runtime.zero.memory_estimate", "utils.parameters")
 _ALIASES = {"zero": "runtime.zero", "dist": "comm", "checkpointing": "runtime.activation_checkpointing.checkpointing",
             "runtime.zero.parameter_offload": "runtime.zero.partition_parameters", "runtime.base_optimizer": "runtime.optimizer",
             "utils.tensor_fragment": "utils.parameters", "comm.comm": "comm", "accelerator.real_accelerator": "accelerator"}

@@ -11,7 +11,6 @@ import torch
 from tessera import _engine, arguments, checkpoints, reports, whole_model, zero
 from tessera import comm as _comm
 from tessera.data import DataLoader
-from tessera.deepspeed.errors import Refused
 from tessera.deepspeed.monitor.monitor import MonitorMaster
 from tessera.deepspeed.runtime.config import ADAGRAD_OPTIMIZER, ADAM_OPTIMIZER, ADAMW_OPTIMIZER, LAMB_OPTIMIZER, LION_OPTIMIZER  # noqa: F401  DeepSpeed's
 from tessera.deepspeed.runtime.optimizer import DeepSpeedOptimizer, DeepSpeedScheduler
@@ -21,6 +20,10 @@ from tessera.errors import Error
 from tessera.zero import GatheredParameters
 
 DeepSpeedOptimizerCallable = DeepSpeedSchedulerCallable = Any
+
+
+class Refused(Error, AssertionError):
+    """An Error, which DeepSpeed's users may catch as the AssertionError that it is there."""
 
 
 # Methods that say what the configuration has at a place.
