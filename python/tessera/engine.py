@@ -7,6 +7,7 @@
         engine.step()
 """
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -80,7 +81,7 @@ class Engine(EngineProperties, StepsScheduler):
         self._casts = self.config["bf16"]["auto_cast"] or self.config["fp16"]["auto_cast"]
         self.optimizer = self.lr_scheduler = self.training_dataloader = None
         self._applied = self._was_skipped = self._keeps_zero_gradients = False
-        self.memory_record = self.recorded_timeline = None  # of memory.memory_report()
+        self.memory_record = self.recorded_timeline = None  # of memory.memory_report(): phases, and when they began
         self._reports = reports.reports_of(self, config)
         if not module.training:
             module.train()
@@ -323,7 +324,7 @@ class Engine(EngineProperties, StepsScheduler):
     def mark_phase(self, phase: str) -> None:
         """Is called where forward, backward and step begin."""
         if self.memory_record is not None:
-            self.memory_record.begin(phase)
+            self.memory_record.append((phase, time.perf_counter()))
 
     def destroy(self) -> None:
         """End the engine, and close its monitors: its module keeps whole parameters in memory of its own, as a plain module.

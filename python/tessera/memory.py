@@ -41,12 +41,13 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
     kept = reports.meter_of_process()
     meter = kept or _engine.MemoryMeter(engine.device)
     meter.record(engine._engine)
-    engine.memory_record = record = _Record()
+    start, record = time.perf_counter(), []
+    engine.memory_record = record
     try:
         yield
     finally:
         engine.memory_record = None
-        text = meter.take_timeline(engine._engine, record.phases, kept is None)
+        text = meter.take_timeline(engine._engine, [(phase, moment - start) for phase, moment in record], kept is None)
         del meter  # a traceback keeps this frame, and a meter listens as long as it lives
     engine.recorded_timeline = json.loads(text)
     if file is not None and engine.global_rank == 0:
@@ -57,14 +58,3 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
 def _check_folder(file, rank):
     if rank == 0 and not file.absolute().parent.is_dir():
         raise FileNotFoundError(f"path is {str(file)!r}, whose folder does not exist; expected a file in a folder that does")
-
-
-class _Record:
-    """When the phases of a step begin, in seconds from its beginning."""
-
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
-        self.phases: list[tuple[str, float]] = []
-
-    def begin(self, phase: str) -> None:
-        self.phases.append((phase, time.perf_counter() - self._start))

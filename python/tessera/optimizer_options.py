@@ -17,6 +17,7 @@ from tessera.errors import ConfigError
 _MISSING = object()
 _NO_EFFECT = object()  # on any number
 _HYPER = object()  # a hyper-parameter of the formula, of the same name
+_DECOUPLES = object()  # whether the weight decay is decoupled: the configuration's type is AdamW then, else Adam
 
 
 class NotBuiltIn(ConfigError):
@@ -32,13 +33,6 @@ class _Only:
 
 
 @dataclass(frozen=True)
-class _Chooses:
-    """An option whose value chooses the formula: the configuration's `optimizer.type`."""
-
-    types: Mapping[Any, str]
-
-
-@dataclass(frozen=True)
 class _Class:
     """A class of optimizers: its formula, as far as no option chooses it, and its options."""
 
@@ -49,11 +43,10 @@ class _Class:
 
 
 def _options(hypers, *, only=(), chooses=None, no_effect=()):
-    return {**dict.fromkeys(hypers.split(), _HYPER), **dict.fromkeys(no_effect, _NO_EFFECT), **dict(only), **(chooses or {})}
+    return {**dict.fromkeys(hypers.split(), _HYPER), **dict.fromkeys(no_effect, _NO_EFFECT), **dict(only), **({chooses: _DECOUPLES} if chooses else {})}
 
 
 _OFF = _Only((False, None, 0))
-_DECOUPLED = {True: "AdamW", False: "Adam"}
 _SPEED = ("foreach", "fused", "capturable", "differentiable")
 _ADAM = "lr betas eps weight_decay"
 _FLAGS = ("amsgrad", "maximize", "centered", "nesterov", "bias_correction", "use_muon")  # in torch's classes also 0, 1 and None
@@ -61,8 +54,7 @@ _FLAGS = ("amsgrad", "maximize", "centered", "nesterov", "bias_correction", "use
 
 def _adam(own_type):
     """torch.optim's Adam and AdamW."""
-    return _Class(own_type, _options(_ADAM + " amsgrad maximize", no_effect=_SPEED,
-                                                     chooses={"decoupled_weight_decay": _Chooses(_DECOUPLED)}))
+    return _Class(own_type, _options(_ADAM + " amsgrad maximize", no_effect=_SPEED, chooses="decoupled_weight_decay"))
 
 
 def _of_deepspeed(own_type, hypers, no_effect=(), **options):
@@ -85,9 +77,8 @@ _CLASSES = {
                                           no_effect=_SPEED)),
     "RMSprop": _Class("RMSprop", _options("lr alpha eps weight_decay momentum centered maximize", no_effect=_SPEED), check=_within),
     # of tessera.deepspeed.ops; what their constructors refuse is kept nowhere
-    "FusedAdam": _of_deepspeed("AdamW", _ADAM + " bias_correction", chooses={"adam_w_mode": _Chooses(_DECOUPLED)},
-                               no_effect=("amsgrad", "set_grad_none")),
-    "DeepSpeedCPUAdam": _of_deepspeed("AdamW", _ADAM + " bias_correction", only={"amsgrad": _OFF}, chooses={"adamw_mode": _Chooses(_DECOUPLED)},
+    "FusedAdam": _of_deepspeed("AdamW", _ADAM + " bias_correction", chooses="adam_w_mode", no_effect=("amsgrad", "set_grad_none")),
+    "DeepSpeedCPUAdam": _of_deepspeed("AdamW", _ADAM + " bias_correction", only={"amsgrad": _OFF}, chooses="adamw_mode",
                                       no_effect=("fp32_optimizer_states",)),
     "DeepSpeedCPUAdagrad": _of_deepspeed("Adagrad", "lr eps weight_decay", only={"amsgrad": _OFF}, no_effect=("fp32_optimizer_states",)),
     "FusedLamb": _of_deepspeed("LAMB", _ADAM + " bias_correction max_coeff min_coeff",
@@ -190,9 +181,9 @@ class Options:
 
     def _chosen_type(self, group):
         for option, meaning in self._table.options.items():
-            if isinstance(meaning, _Chooses):
+            if meaning is _DECOUPLES:
                 value = self._value(option, group)
-                return self._table.type if value is _MISSING else meaning.types[bool(value)]
+                return self._table.type if value is _MISSING else "AdamW" if value else "Adam"
         return self._table.type
 
     def _value(self, option, group):
