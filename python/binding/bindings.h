@@ -7,7 +7,6 @@
 namespace tessera::python {
 
 void bind_comm(pybind11::module_& module);
-void bind_compiled_graphs(pybind11::module_& module);
 void bind_config(pybind11::module_& module);
 void bind_engine(pybind11::module_& module);
 void bind_reports(pybind11::module_& module);
@@ -16,6 +15,11 @@ void bind_reports(pybind11::module_& module);
 /// CommError, CheckpointError, DataError, or their base Error. What Python raised inside of a call (in an
 /// autograd.Function, or a signal handler) is raised again as it is.
 void register_errors();
+
+/// Is for comm::JoinOptions::interrupt. Runs the handlers of the signals that have come, as Python does
+/// between two instructions: on the main thread; elsewhere it does nothing. Takes the GIL. Throws where one
+/// has raised, and the call from Python raises that.
+void check_signals();
 
 /// Is for whatever may wait for other ranks or take long. Collectives need it: a rank that waits with the GIL
 /// held stops every other thread of Python, and backward() with it held is an error in libtorch.

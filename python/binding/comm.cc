@@ -18,7 +18,6 @@
 #include "core/str.h"
 #include "launcher/process/error_file.h"
 #include "python/binding/bindings.h"
-#include "python/binding/interrupt.h"
 #include "zero/model/model_program.h"
 
 namespace tessera::python {

@@ -1,5 +1,6 @@
 // PyEngine and GatheredParameters for tessera.engine and tessera.zero.
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <exception>
@@ -26,6 +27,7 @@
 #include "python/binding/python_engine.h"
 #include "zero/deferred/deferred_model.h"
 #include "zero/deferred/operator_log.h"
+#include "zero/gather/operator_listener.h"
 #include "zero/gathered_parameters.h"
 #include "zero/kernels/kernels.h"
 #include "zero/memory/unit_memory.h"
@@ -389,6 +391,36 @@ void bind_gathered_parameters(py::module_& module) {
       .def("abandon", &zero::GatheredParameters::abandon, ReleaseGil());
 }
 
+/// A context manager for tessera.compiled_graphs: a graph runs inside of it. Used once.
+class GraphRead {
+ public:
+  /// `inputs`: of the graph, tensors and other values. They are not kept: a graph frees them as it goes.
+  explicit GraphRead(const py::sequence& inputs) {
+    for (const py::handle item : inputs)
+      if (THPVariable_Check(item.ptr())) inputs_.push_back(THPVariable_Unpack(item.ptr()));
+  }
+  void enter() {
+    const std::vector<at::Tensor> inputs = std::exchange(inputs_, {});
+    const py::gil_scoped_release release;
+    read_.emplace(inputs);
+  }
+  void exit() {
+    const py::gil_scoped_release release;
+    read_.reset();
+  }
+
+ private:
+  std::vector<at::Tensor> inputs_;
+  std::optional<zero::CompiledGraphRead> read_;
+};
+
+void bind_compiled_graphs(py::module_& module) {
+  py::class_<GraphRead>(module, "CompiledGraphRead")
+      .def(py::init<const py::sequence&>(), py::arg("inputs"))
+      .def("__enter__", &GraphRead::enter)
+      .def("__exit__", [](GraphRead& self, const py::args&) { self.exit(); });
+}
+
 /// What stands for a tensor that autograd saves: see _saved_tensors_hooks in engine.py.
 void bind_saved_tensors(py::module_& module) {
   using activations::SavedTensor;
@@ -423,6 +455,7 @@ void bind_engine(py::module_& module) {
   bind_deferred_model(module);
   py::class_<PyEngine> engine(module, "Engine");
   bind_gathered_parameters(module);
+  bind_compiled_graphs(module);
   module.def("is_released", &is_released, py::arg("tensor"));
   module.def("adamw_8bit", &adamw_8bit, py::arg("weights"), py::arg("gradient"), py::arg("states"),
              py::arg("step"), py::arg("name"), py::arg("lr"), py::arg("beta1"), py::arg("beta2"),

@@ -14,7 +14,6 @@ PYBIND11_MODULE(_engine, module) {
   module.attr("__version__") = TESSERA_VERSION;
   tessera::python::register_errors();
   tessera::python::bind_comm(module);
-  tessera::python::bind_compiled_graphs(module);
   tessera::python::bind_config(module);
   tessera::python::bind_engine(module);
   tessera::python::bind_reports(module);

@@ -104,7 +104,7 @@ def _constant(answer):
 
 @_with_answers
 class DeepSpeedEngine(Engine):
-    """An Engine with DeepSpeed's further methods. The numbers of the configuration are methods, as there: `engine.fp16_enabled()`."""
+    """An Engine with DeepSpeed's further methods. Its numbers are methods, as there: `engine.fp16_enabled()`, `get_batch_info()`, `get_mom()` …"""
 
     optimizer_class = DeepSpeedOptimizer
     scheduler_class = DeepSpeedScheduler
