@@ -7,7 +7,6 @@
         engine.step()
 """
 import json
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -320,11 +319,6 @@ class Engine(EngineProperties, StepsScheduler):
         if self.recorded_timeline is None:
             raise Error("memory_timeline: nothing was recorded; expected `with tessera.memory_report(engine):` around a step before")
         return self.recorded_timeline
-
-    def mark_phase(self, phase: str) -> None:
-        """Is called where forward, backward and step begin."""
-        if self.memory_record is not None:
-            self.memory_record.append((phase, time.perf_counter()))
 
     def destroy(self) -> None:
         """End the engine, and close its monitors: its module keeps whole parameters in memory of its own, as a plain module.

@@ -218,7 +218,8 @@ def timed(phase: str) -> Callable[..., Any]:
     def decorate(method):
         @functools.wraps(method)
         def call(engine, *args, **kwargs):
-            engine.mark_phase(phase)
+            if engine.memory_record is not None:
+                engine.memory_record.append((phase, time.perf_counter()))
             reports = engine._reports
             if reports is None or (phase == "forward" and not engine.module.training):
                 return method(engine, *args, **kwargs)
