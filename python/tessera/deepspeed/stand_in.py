@@ -15,7 +15,9 @@ _OWN = "tessera.deepspeed"
 _INTERNAL = ("stand_in", "libraries", "ops.rules", "runtime.config_keys", "runtime.optimizer", "runtime.zero.memory_estimate", "utils.parameters")
 _ALIASES = {"zero": "runtime.zero", "dist": "comm", "checkpointing": "runtime.activation_checkpointing.checkpointing",
             "runtime.zero.parameter_offload": "runtime.zero.partition_parameters", "runtime.base_optimizer": "runtime.optimizer",
-            "utils.tensor_fragment": "utils.parameters", "comm.comm": "comm", "accelerator.real_accelerator": "accelerator"}
+            "utils.tensor_fragment": "utils.parameters", "comm.comm": "comm", "accelerator.real_accelerator": "accelerator",
+            "ops.aio": "ops.op_builder", "runtime.zero.utils": "runtime.zero.partition_parameters",
+            "runtime.zero.mics": "runtime.zero.partition_parameters", "runtime.fp16.loss_scaler": "runtime.optimizer"}
 _DATA_PARALLEL = "Tessera has data parallelism alone"
 # What Tessera does not do: modules, names of modules, and names at the top.
 _REFUSED_MODULES = {

@@ -56,6 +56,11 @@ class _ParameterOffload:
         """Does nothing: operators gather the parameters that they read."""
 
 
+# Names of deepspeed.runtime.fp16.loss_scaler.
+LossScaleConfig = LossScalerBase = LossScaler = DynamicLossScaler = LossScale
+INITIAL_LOSS_SCALE, SCALE_WINDOW, DELAYED_SHIFT = "init_scale", "scale_window", "delayed_shift"
+CONSECUTIVE_HYSTERESIS, MIN_LOSS_SCALE = "consecutive_hysteresis", "min_scale"
+
 # The classes that DeepSpeed makes of `optimizer.type`: without, and with, an offload of the optimizer.
 _CLASSES = {"Adam": (adam.FusedAdam, adam.DeepSpeedCPUAdam), "AdamW": (adam.FusedAdam, adam.DeepSpeedCPUAdam),
             "Lion": (lion.FusedLion, lion.DeepSpeedCPULion), "LAMB": (lamb.FusedLamb, lamb.FusedLamb),

@@ -1,8 +1,8 @@
 """`deepspeed.zero`."""
-from tessera.deepspeed.runtime.zero.mics import MiCS_Init
 from tessera.deepspeed.runtime.zero.partition_parameters import (
     GatheredParameters,
     Init,
+    MiCS_Init,
     ZeroParamStatus,
     ZeroParamType,
     register_external_parameter,

@@ -18,6 +18,7 @@ from tessera.deepspeed.utils.parameters import part_size
 from tessera.errors import Error
 from tessera.zero import GatheredParameters  # noqa: F401  DeepSpeed's name
 
+ZeRORuntimeException = Error
 _orig_torch_arange = torch.arange
 _made_inside = WeakIdKeyDictionary()  # parameters of zero.Init that no engine has: their numbers
 _numbers = itertools.count(-1, -1)
@@ -51,6 +52,10 @@ class Init(zero.Init):
         super()._share(modules)
         if self._enabled:
             mark_parameters(parameter for module in modules for parameter in module.parameters(recurse=False))
+
+
+class MiCS_Init(Init):  # noqa: N801  DeepSpeed's name
+    """As `zero.Init`. Which ranks share a copy is said by `zero_optimization.mics_shard_size` of the configuration that `initialize` gets."""
 
 
 def mark_parameters(parameters: Iterable[torch.nn.Parameter]) -> None:
