@@ -462,7 +462,10 @@ def an_in_place_collective_is_a_change_for_autograd():
         h = x * 1
         y = (h * h).sum()
         call(h.detach())
-        raises(RuntimeError, y.backward, "modified by an inplace operation")
+        if world > 1:
+            raises(RuntimeError, y.backward, "modified by an inplace operation")
+        else:  # nothing was written
+            y.backward()
 
 
 @check
