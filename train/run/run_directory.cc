@@ -21,6 +21,19 @@ namespace {
   throw ConfigError("trainer.output_dir: ", path, " cannot be written: ", reason);
 }
 
+/// Of a model, a configuration, or another program's training. A run of our own has an id, or records at least.
+void refuse_files_of_no_run(const std::filesystem::path& folder) {
+  std::error_code error;
+  const auto is_there = [&](const char* name) { return std::filesystem::exists(folder / name, error); };
+  if (is_there(kRunIdName) ||
+      (is_there(kMetricsName) && std::filesystem::file_size(folder / kMetricsName, error) > 0))
+    return;
+  for (const char* const name : {kConfigName, kModelName, kStateName, kResultsName, kEvalResultsName})
+    if (is_there(name))
+      fail(folder / name,
+           "it is no file of a run of `tessera train`, which would replace it; expected another folder");
+}
+
 /// Removes only files named by sample_path(), since the folder may hold files of the user's own.
 void remove_samples(const std::filesystem::path& samples) {
   std::error_code error;
@@ -49,6 +62,7 @@ RunDirectory::RunDirectory(const std::filesystem::path& folder) : folder_(folder
     if (std::filesystem::exists(folder_ / name, error) &&
         !std::filesystem::is_regular_file(folder_ / name, error))
       fail(folder_ / name, "it is not a regular file");
+  refuse_files_of_no_run(folder_);
   lock_.emplace(folder_);
   errno = 0;
   if (!std::ofstream(folder_ / kMetricsName, std::ios::app))

@@ -50,7 +50,8 @@ class RunDirectory {
  public:
   /// Creates the folder, takes its lock, and checks that files can be written there. Leaves an earlier
   /// run's files as they are: begin() or resume() follows once it is certain that this run will train. Throws
-  /// ConfigError with the folder and the reason if it cannot be written, and as RunLock.
+  /// ConfigError with the folder and the reason if it cannot be written or has files of these names that are
+  /// no run's, and as RunLock.
   explicit RunDirectory(const std::filesystem::path& folder);
   /// Is called for a new run. Removes an earlier run's results and empties metrics.jsonl. Throws
   /// tessera::Error.

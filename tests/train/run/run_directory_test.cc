@@ -68,6 +68,12 @@ TEST_F(RunDirectoryTest, WhatCannotBeReplacedIsSaidBeforeAnythingIsRemoved) {
   std::ofstream(root_ / kModelName) << "weights";
   EXPECT_THAT(error_of(root_), HasSubstr("run_id cannot be written: it is not a regular file"));
   EXPECT_EQ(read_text(root_ / kModelName), "weights");
+  fs::remove(root_ / kRunIdName);
+  for (int attempt = 0; attempt < 2; ++attempt)
+    EXPECT_THAT(error_of(root_), HasSubstr("model.safetensors cannot be written: it is no file of a run"));
+  EXPECT_EQ(read_text(root_ / kModelName), "weights") << "the user's own";
+  std::ofstream(root_ / kMetricsName) << "{\"step\":1}\n";
+  EXPECT_EQ(error_of(root_), "") << "of a run before there were ids";
 }
 
 TEST_F(RunDirectoryTest, ARunsIdIsSixteenDigitsOrNone) {
