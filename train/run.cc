@@ -21,6 +21,7 @@
 #include "core/variables.h"
 #include "train/report/report.h"
 #include "train/restart.h"
+#include "train/run/run_directory.h"
 
 namespace tessera::train {
 namespace {
@@ -41,6 +42,13 @@ comm::JoinOptions join_options(const TrainerConfig& trainer, const Logger& logge
           .rendezvous_timeout = to_milliseconds(trainer.rendezvous_timeout_s),
           .verify = trainer.verify,
           .log = logger};
+}
+
+/// The folder of the run that goes on, whose task keeps the files() that it has begun with; "" for a new one.
+std::filesystem::path resumed_run(const TrainerConfig& trainer, const TrainerStart& start) {
+  std::error_code error;
+  const bool is_there = start.resume && std::filesystem::exists(checkpoints_of(trainer.output_dir), error);
+  return is_there ? trainer.output_dir : "";
 }
 
 }  // namespace
@@ -127,7 +135,7 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
             const TrainerOutput& output, TrainerStart start) {
   if (environment.rank == 0) log_report(run, output.logger);
   set_up_process(run.trainer, environment);
-  const std::unique_ptr<Task> task = registry.make(run.model, run.data);
+  const std::unique_ptr<Task> task = registry.make(run.model, run.data, resumed_run(run.trainer, start));
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, output.logger);
   std::optional<Trainer> trainer;
   try {

@@ -44,6 +44,16 @@ TEST_F(TrainerTest, RunJoinsLoadsAndTrains) {
   EXPECT_EQ(json::parse(read_text(folder_ / "config.json")).at("model").at("hidden"), 16)
       << "defaults are filled in";
 
+  std::vector<std::string> folders;  // given to the task
+  registry.add("blobs", "mlp", [&](const config::Section&, const config::Section&, const fs::path& folder) {
+    folders.push_back(folder.string());
+    return std::make_unique<BlobsTask>(BlobsOptions{});
+  });
+  for (const bool resume : {false, true})
+    run(parse_run_config(config.dump(), "blobs.json", 1), registry, comm::Environment{}, output,
+        {.resume = resume, .init = {}, .stop = {}});
+  EXPECT_THAT(folders, ElementsAre("", folder_.string())) << "a run that goes on keeps the files of its task";
+
   json unknown = config;
   unknown["data"]["type"] = "blob";
   EXPECT_THROW(run(parse_run_config(unknown.dump(), "blobs.json", 1), registry, comm::Environment{}, output),
