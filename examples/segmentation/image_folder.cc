@@ -183,6 +183,12 @@ void ImageFolder::set_values(const std::vector<Checked>& checked) {
     throw DataError(options_.masks, ": its masks have ", values_.size(), " values (", shown(values_),
                     "); expected at most ", options_.num_classes,
                     ", one for each class (model.num_classes; JPEG masks don't keep their values)");
+  // Other files may have the values that are missing here, and classes would have other numbers there.
+  if (static_cast<int64_t>(values_.size()) < options_.num_classes && options_.mask_values.empty())
+    throw DataError(options_.masks, ": its masks have ", values_.size(), " values (", shown(values_),
+                    ") for ", options_.num_classes,
+                    " classes (model.num_classes); expected data.mask_values, the values "
+                    "in the order of the classes");
   for (size_t i = 0; i < values_.size(); ++i) class_of_value_.emplace(values_[i], static_cast<uint8_t>(i));
 }
 

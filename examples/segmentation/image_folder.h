@@ -21,9 +21,9 @@ struct ImageFolderOptions {
   double scale = 0.5;         ///< data.scale: of height and width
   std::vector<int64_t> size;  ///< data.size: {height, width} to resize to, instead of scale; empty: scale
   /// data.mask_values: the masks' values (grey, or a palette's index; 65536 R + 256 G + B of colour) in the
-  /// order of the classes. Empty: the values that occur, in increasing order.
+  /// order of the classes. Empty: the values that occur, in increasing order, one for each class.
   std::vector<int64_t> mask_values;
-  int64_t num_classes = 2;  ///< largest number of mask values
+  int64_t num_classes = 2;  ///< number of mask values; largest number where they are given
   bool verify = true;       ///< data.verify: decodes every image before training
 };
 
@@ -33,7 +33,7 @@ class ImageFolder final : public SegmentationData {
   /// Finds the pairs and checks their sizes. Decodes all masks if their values are not given, and all
   /// files with `verify`, on all of torch's threads. Throws DataError naming the first file, in sorted order,
   /// with an error: an image without a mask, a mask without an image, two files of one name, a different
-  /// size, a file that cannot be decoded, or masks with more values than classes.
+  /// size, a file that cannot be decoded, or masks with more values than classes, or fewer.
   explicit ImageFolder(const ImageFolderOptions& options);
 
   int64_t size() const override { return static_cast<int64_t>(pairs_.size()); }

@@ -21,7 +21,8 @@ namespace {
   throw ConfigError("trainer.output_dir: ", path, " cannot be written: ", reason);
 }
 
-/// Of a model, a configuration, or another program's training. A run of our own has an id, or records at least.
+/// Of a model, a configuration, or another program's training. A run of our own has an id, or records at
+/// least.
 void refuse_files_of_no_run(const std::filesystem::path& folder) {
   std::error_code error;
   const auto is_there = [&](const char* name) { return std::filesystem::exists(folder / name, error); };

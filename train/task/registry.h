@@ -18,8 +18,8 @@ namespace tessera::train {
 
 /// Builds a task from the sections `model` and `data`. Reads the options first, calls finish() on both
 /// sections, and only then loads data, so that a mistyped key is found at once. `run`: when a run is
-/// resumed or its model evaluated, the run's folder, which has the task's files(); empty for a new run. Throws
-/// ConfigError, DataError.
+/// resumed or its model evaluated, the run's folder, which has the task's files(); empty for a new run.
+/// Throws ConfigError, DataError.
 using TaskFactory = std::function<std::unique_ptr<Task>(
     const config::Section& model, const config::Section& data, const std::filesystem::path& run)>;
 

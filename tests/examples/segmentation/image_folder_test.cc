@@ -142,6 +142,12 @@ TEST_F(ImageFolderTest, ContentThatDoesNotFitIsNamed) {
   add("masks/b_mask.png", 4, 2, 1, {0, 1, 2, 3, 0, 0, 255, 255});
   EXPECT_THAT(error(), AllOf(HasSubstr("its masks have 5 values (0, 1, 2, 3, 255); expected at most 2"),
                              HasSubstr("model.num_classes")));
+  options_.num_classes = 6;
+  EXPECT_THAT(error(), HasSubstr("masks have 5 values (0, 1, 2, 3, 255) for 6 classes (model.num_classes); "
+                                 "expected data.mask_values"));
+  options_.mask_values = {0, 1, 2, 3, 4, 255};
+  EXPECT_EQ(error(), "") << "a class may be absent";
+  options_.mask_values = {};
   add("masks/b_mask.png", 4, 2, 3, Bytes(24, 0));
   EXPECT_THAT(error(), HasSubstr("b_mask.png: has 3 channels, but "));
   std::ofstream(folder_ / "masks" / "b_mask.png") << "text";
