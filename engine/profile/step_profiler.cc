@@ -46,15 +46,15 @@ StepProfiler::StepProfiler(const FlopsProfilerConfig& flops, const ProfilerConfi
 }
 
 StepProfiler::~StepProfiler() {
-  if (trace_begins_) end_trace();
+  if (traced_) end_trace();
 }
 
 void StepProfiler::begin(int64_t steps) {
   // Where a run goes on after the step that is asked for, the next whole one takes its place.
   if (counts_.enabled && !flops_ && steps + 1 >= counts_.profile_step)
     counter_ = std::make_unique<FlopCounter>();
-  if (waits_for_trace_ && !trace_begins_ && steps + 1 >= trace_.first_step) {
-    trace_begins_ = steps;
+  if (waits_for_trace_ && !traced_ && steps + 1 >= trace_.first_step) {
+    traced_ = 0;
     begin_trace();
   }
 }
@@ -67,7 +67,7 @@ void StepProfiler::end_step(int64_t steps) {
       log_.info(str("flops_profiler: step ", steps, " took ", in_words(flops_->forward), " in forward and ",
                     in_words(flops_->backward), " in backward on rank 0"));
   }
-  if (trace_begins_ && steps - *trace_begins_ >= trace_.steps) end_trace();
+  if (traced_ && ++*traced_ >= trace_.steps) end_trace();
   begin(steps);
 }
 
@@ -80,14 +80,14 @@ void StepProfiler::begin_trace() {
     profiler::prepareProfiler(config, activities);
     profiler::enableProfiler(config, activities);
   } catch (const std::exception& error) {  // another profiler is at work on this thread
-    trace_begins_.reset();
+    traced_.reset();
     waits_for_trace_ = false;
     log_.warning(str("profiler: no trace: ", comm::error_message(error)));
   }
 }
 
 void StepProfiler::end_trace() {
-  trace_begins_.reset();
+  traced_.reset();
   waits_for_trace_ = false;
   char name[64];
   std::snprintf(name, sizeof name, "rank_%05d.pt.trace.json", rank_);

@@ -43,7 +43,7 @@ class StepProfiler {
   Logger log_;
   bool waits_for_trace_;
   std::unique_ptr<FlopCounter> counter_;  // while the step is under way
-  std::optional<int64_t> trace_begins_;   // steps done when the trace that is under way began
+  std::optional<int64_t> traced_;         // steps that are in the trace that is under way
   std::optional<Flops> flops_;
 };
 

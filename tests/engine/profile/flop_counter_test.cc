@@ -11,6 +11,7 @@
 #include <set>
 
 #include "core/files/temporary_folder.h"
+#include "engine/checkpointing.h"
 #include "engine/profile/flop_counter.h"
 #include "tests/support/losses.h"
 
@@ -141,6 +142,17 @@ TEST(StepProfiler, ATraceHasTheOperatorsAndScopesOfItsSteps) {
     for (const char* scope : {"tessera.forward", "tessera.backward", "tessera.step"})
       EXPECT_EQ(events[scope], 2) << scope;
     EXPECT_GT(events["aten::addmm"], 0);
+
+    engine->save_checkpoint((folder.path() / "saved").string());
+    config.profiler = {.steps = 2, .first_step = 1, .path = (folder.path() / "resumed").string()};
+    const auto resumed = profiled(config, comm);
+    resumed->load_checkpoint((folder.path() / "saved").string());
+    for (const int step : {4, 5}) {
+      EXPECT_FALSE(std::filesystem::exists(folder.path() / "resumed"))
+          << "two steps, whatever was done before";
+      train_step(*resumed, step);
+    }
+    EXPECT_TRUE(std::filesystem::exists(folder.path() / "resumed"));
   });
 }
 
