@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -84,9 +85,10 @@ Trainer::Trainer(RunConfig run, Task& task, comm::CommunicatorPtr comm, const In
     resume();
   else if (!start_.begin_from.empty())
     begin_elsewhere();
-  if (!was_finished_)
-    record_.begin(config_, checkpoints_->run_id(), start_.resume ? std::optional(steps_done_) : std::nullopt,
-                  task_.files());
+  if (was_finished_) return;
+  warn_of_no_effect();
+  record_.begin(config_, checkpoints_->run_id(), start_.resume ? std::optional(steps_done_) : std::nullopt,
+                task_.files());
 }
 
 /// Collective. Of the checkpoint that the run continues from.
@@ -124,6 +126,26 @@ void Trainer::check_evaluation_config() const {
                       join(known, ", "));
 }
 
+/// Of what is asked for and does not happen in a run of this length with these settings.
+void Trainer::warn_of_no_effect() const {
+  const TrainerConfig& trainer = config_.trainer;
+  const EngineConfig& engine = config_.engine;
+  const auto warn_if = [&](bool is_set, const auto&... text) {
+    if (is_set) output_.logger.warning(str(text...));
+  };
+  for (const auto& [is_on, key, step] :
+       {std::tuple(engine.profiler.steps > 0, "profiler.first_step", engine.profiler.first_step),
+        {engine.flops_profiler.enabled, "flops_profiler.profile_step", engine.flops_profiler.profile_step}})
+    warn_if(is_on && step > total_steps_, key, ": found ", step, ", and the run ends after step ",
+            total_steps_, ": no effect");
+  warn_if(trainer.histograms_every_steps > 0 && !records_histograms(),
+          "trainer.histograms_every_steps: no effect without tensorboard or jsonl_monitor");
+  warn_if(
+      trainer.export_model && !checkpoints_->saves(),
+      "trainer.export_model: no effect with trainer.save_every_epochs and save_every_steps 0: the weights "
+      "are not kept");
+}
+
 void Trainer::resolve_schedule() {
   fill_in_schedule(config_.engine.scheduler, total_steps_);
   if (const std::string warning = schedule_warning(config_.engine.scheduler, total_steps_); !warning.empty())
@@ -150,6 +172,9 @@ void Trainer::initialize_engine(const InitOptions& init) {
   explain_out_of_memory({.when = "making the model"},
                         [&] { engine_ = &task_.initialize(engine, comm_, options); });
   if (loads) engine_->load_weights(start_.init, how);
+  first_group_ = engine_->learning_rates().size() - 1;
+  for (const zero::ParameterSpec& parameter : engine_->sharded_model().layout().parameters())
+    if (parameter.trainable) first_group_ = std::min(first_group_, static_cast<size_t>(parameter.group));
   // From here on the ranks' generators differ, so that their dropout differs.
   at::manual_seed(static_cast<uint64_t>(config_.engine.seed + comm_->rank()));
 }
@@ -293,7 +318,7 @@ void Trainer::prepare_loop() {
 }
 
 void Trainer::train_step() {
-  learning_rate_ = engine_->learning_rates().front();
+  learning_rate_ = engine_->learning_rates().at(first_group_);
   const EngineConfig& engine = config_.engine;
   int64_t step_size = 0;
   for (int64_t micro_step = 0; micro_step < engine.gradient_accumulation_steps; ++micro_step) {
@@ -369,10 +394,13 @@ bool Trainer::evaluation_due() const {
          is_due(epochs_completed(), trainer.eval_every_epochs);
 }
 
+/// The other monitors cannot store histograms.
+bool Trainer::records_histograms() const {
+  return config_.engine.monitors.tensorboard.enabled || config_.engine.monitors.jsonl.enabled;
+}
+
 bool Trainer::histograms_due() const {
-  const MonitorConfig& monitors = config_.engine.monitors;
-  return is_due(steps_done_, config_.trainer.histograms_every_steps) &&
-         (monitors.tensorboard.enabled || monitors.jsonl.enabled);  // the others cannot store histograms
+  return is_due(steps_done_, config_.trainer.histograms_every_steps) && records_histograms();
 }
 
 void Trainer::report() {

@@ -82,6 +82,7 @@ class Trainer {
   std::optional<Position> saved_position();
   void compare_ranks();
   void check_evaluation_config() const;
+  void warn_of_no_effect() const;
   void resolve_schedule();
   void initialize_engine(const InitOptions& init);
   void resume();
@@ -105,6 +106,7 @@ class Trainer {
   // reports and evaluations within the loop
   bool report_due() const;
   bool evaluation_due() const;
+  bool records_histograms() const;
   bool histograms_due() const;
   void report();
   void log_histograms();
@@ -136,6 +138,7 @@ class Trainer {
   int64_t total_steps_ = 0;
   std::optional<MemoryMeter> memory_;  // with memory_breakdown
   Engine* engine_ = nullptr;           // owned by the task
+  size_t first_group_ = 0;             // of those with parameters
   std::optional<RunCheckpoints> checkpoints_;
   Position start_position_;    // where this process begins
   bool was_finished_ = false;  // an earlier process has finished the run and written its results
@@ -147,7 +150,7 @@ class Trainer {
   std::optional<NonFiniteWarnings> non_finite_;
 
   int64_t steps_done_ = 0;
-  double learning_rate_ = 0;  // of the last step
+  double learning_rate_ = 0;  // of the last step, of the first param group that has parameters
   std::optional<Evaluation> last_evaluation_;
 };
 

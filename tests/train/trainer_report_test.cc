@@ -35,6 +35,26 @@ TEST_F(TrainerTest, PlainOutputIsLines) {
                                       "checkpoints/, samples/}\n")));
 }
 
+TEST_F(TrainerTest, WarnsOfWhatHasNoEffectAndReportsTheRateOfAGroupWithParameters) {
+  json config = base_config();
+  config["profiler"] = {{"steps", 1}, {"first_step", 31}};
+  config["flops_profiler"] = {{"enabled", true}, {"profile_step", 31}};
+  config["trainer"]["histograms_every_steps"] = 1;
+  config["trainer"]["save_every_epochs"] = 0;
+  config["optimizer"]["param_groups"] = json::parse(R"([{"match": "*", "lr": 0.25}])");
+  EXPECT_THAT(train(config, 1).log,
+              AllOf(HasSubstr("profiler.first_step: found 31, and the run ends after step 30: no effect"),
+                    HasSubstr("flops_profiler.profile_step: found 31, and the run ends after step 30"),
+                    HasSubstr("trainer.histograms_every_steps: no effect without tensorboard"),
+                    HasSubstr("trainer.export_model: no effect with trainer.save_every_epochs")));
+  EXPECT_EQ(json_lines(folder_ / "metrics.jsonl")[0].at("learning_rate"), 0.25);
+  config["profiler"]["first_step"] = config["flops_profiler"]["profile_step"] = 30;
+  config["trainer"]["export_model"] = false;
+  config["jsonl_monitor"] = {{"enabled", true}};
+  config["profiler"]["path"] = (temporary_.path() / "trace").string();
+  EXPECT_THAT(train(config, 1).log, Not(HasSubstr("no effect")));
+}
+
 TEST_F(TrainerTest, TerminalShowsABar) {
   const std::string output = train(base_config(), 2, {}, /*is_terminal=*/true).output;
   EXPECT_THAT(output,
