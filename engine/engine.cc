@@ -41,6 +41,8 @@ std::vector<double> rates_of(const std::vector<kernels::Hyper>& groups) {
 EngineConfig completed(EngineConfig config, const InitOptions& options, int world_size) {
   std::vector<ParamGroupConfig>& groups = config.optimizer.param_groups;
   groups.insert(groups.end(), options.param_groups.begin(), options.param_groups.end());
+  if (options.update_rule && options.whole_optimizer)
+    throw ConfigError("InitOptions has update_rule beside whole_optimizer; expected one of the two");
   return validated(config, world_size);
 }
 
@@ -205,12 +207,17 @@ void Engine::warn_unmatched_patterns() const {
         options_.log.warning(
             str("optimizer.param_groups: no parameter of the model matches \"", pattern, "\""));
   }
+  for (const std::string& name : options_.untrained)
+    if (!names.contains(name))
+      options_.log.warning(str("InitOptions::untrained: the model has no parameter \"", name, "\""));
 }
 
 /// Warns of settings that a loop of the caller's own has to follow itself.
 void Engine::warn_unused_reports() const {
   if (rank() != 0) return;
   if (config_.dump_state) options_.log.info("configuration:\n" + dump_resolved(config_));
+  if (options_.autograd_hooks && config_.zero.leaf_module != LeafModuleConfig{})
+    options_.log.warning("zero_optimization.leaf_module: no effect outside of Python");
   if (options_.caller_reports) return;
   std::vector<std::string> unused;
   const auto add = [&](bool is_set, const char* key) {
@@ -623,10 +630,17 @@ void Engine::set_hyper(size_t group, const kernels::Hyper& hyper) {
   now = hyper;
 }
 
+void Engine::set_schedule_steps(int64_t steps) {
+  if (steps < 0) throw Error("set_schedule_steps(): found ", steps, "; expected at least 0");
+  schedule_steps_ = steps;
+}
+
 void Engine::set_learning_rates(std::vector<double> rates) {
   if (rates.size() != schedule_.num_groups())
     throw Error("set_learning_rates(): ", rates.size(), " rates for ", schedule_.num_groups(),
                 " param groups");
+  for (const double rate : rates)
+    if (!std::isfinite(rate)) throw Error("set_learning_rates(): found ", rate, "; expected finite numbers");
   set_rates_ = std::move(rates);
 }
 

@@ -237,8 +237,8 @@ class Engine {
   /// Updates that the configured schedule has counted: those applied, unless load_checkpoint() has left the
   /// schedule where it was.
   int64_t schedule_steps() const { return schedule_steps_; }
-  /// Moves the configured schedule there. The same on all ranks.
-  void set_schedule_steps(int64_t steps) { schedule_steps_ = steps; }
+  /// Moves the configured schedule there. The same on all ranks. Throws Error for a negative number.
+  void set_schedule_steps(int64_t steps);
   /// Returns the rates of the next step, by param group: [0] for parameters in no group, then the config's
   /// groups, then InitOptions'.
   std::vector<double> learning_rates() const;
@@ -253,7 +253,8 @@ class Engine {
   /// means, for a number that is not finite, and for a group that there is not.
   void set_hyper(size_t group, const kernels::Hyper& hyper);
   /// Rates by param group from now on, in place of the configured schedule's: for a schedule of the
-  /// caller's. The same on all ranks. Throws Error for another number of rates than param groups.
+  /// caller's. The same on all ranks. Throws Error for another number of rates than param groups, and for one
+  /// that is not finite.
   void set_learning_rates(std::vector<double> rates);
   /// The configured schedule's rates again; without one, an optimizer that runs as it is keeps those that its
   /// groups have. The same on all ranks.

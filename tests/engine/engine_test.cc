@@ -99,6 +99,9 @@ TEST_P(EngineAt, RatesOfTheCallerTakeThePlaceOfTheSchedule) {
     const at::Tensor before = engine->full_parameter("fc1.weight");
     EXPECT_THAT(error_of([&] { engine->set_learning_rates({1, 2}); }),
                 HasSubstr("2 rates for 1 param groups"));
+    EXPECT_THAT(error_of([&] { engine->set_learning_rates({NAN}); }), HasSubstr("expected finite numbers"));
+    EXPECT_THAT(error_of([&] { engine->set_schedule_steps(-1); }),
+                HasSubstr("found -1; expected at least 0"));
     engine->set_learning_rates({0});
     EXPECT_EQ(engine->learning_rates(), std::vector<double>{0});
     engine->backward(step_loss(*engine, 0));

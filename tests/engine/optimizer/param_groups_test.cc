@@ -96,13 +96,15 @@ TEST(ParamGroups, APatternThatMatchesNothingIsReported) {
   const LogFile log;
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     Bowl model;
-    initialize(
-        model, bowl_config(1, kAdamW), comm,
-        {.log = log.logger(), .param_groups = {{.match = {"bias", "biases"}, .params = {{"lr", 0.1}}}}});
+    initialize(model, bowl_config(1, kAdamW), comm,
+               {.log = log.logger(),
+                .param_groups = {{.match = {"bias", "biases"}, .params = {{"lr", 0.1}}}},
+                .untrained = {"matrix", "matrices"}});
   });
   const std::string text = log.text();
   EXPECT_THAT(text, HasSubstr("no parameter of the model matches \"biases\"\n"));
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
+  EXPECT_THAT(text, HasSubstr("InitOptions::untrained: the model has no parameter \"matrices\"\n"));
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
 }
 
 TEST(ParamGroups, MayChangeLaterButForWhatDecidesAboutStates) {
