@@ -129,7 +129,7 @@ std::string Section::required_text(const std::string& name) const {
 void Section::finish() const {
   const std::vector<std::string> known(state_->read.begin(), state_->read.end());
   for (const auto& [name, value] : state_->object.items())
-    if (!state_->read.contains(name) && !state_->problems.is_full())
+    if (!state_->read.contains(name) && !name.starts_with('_') && !state_->problems.is_full())
       note(name, str("unknown key", did_you_mean(name, known), ", found ", describe_value(value),
                      "; expected ", expected_names(name, known, "")));
   std::exchange(state_->problems, {}).raise();

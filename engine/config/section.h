@@ -51,7 +51,8 @@ class Section {
   std::string required_text(const std::string& name) const;
 
   /// Throws ConfigError "<file>:<line>: <path>: …", a line for each error: those that getters have noted, and
-  /// keys that no getter was called for, with the nearest name that one was called for.
+  /// keys that no getter was called for, with the nearest name that one was called for. A name that begins
+  /// with _ is a comment.
   void finish() const;
 
   /// Throws ConfigError about one of this section's keys, for checks of the caller's own, together with the

@@ -15,7 +15,7 @@ using nlohmann::json;
 struct Model {
   Document document = parse_document(
       "{\n\"model\": {\n\"hidden\": 128, \"rate\": 5e-1, \"deep\": true,\n\"kind\": \"GELU\", \"sizes\": [1, "
-      "2e1], \"inner\": {\"x\": 1}}}",
+      "2e1], \"inner\": {\"x\": 1}, \"_why\": 1}}",
       "c.json");
   Section section{(*document.json)["model"], "model", document.origins};
 };
