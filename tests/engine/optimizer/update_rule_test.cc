@@ -119,12 +119,21 @@ TEST(UpdateRule, AnUpdateThatThrowsEndsTraining) {
   }
 }
 
-TEST(UpdateRule, RanksWithOtherRulesAreRefused) {
+struct Nothing final : zero::WholeUpdateRule {
+  std::string name() const override { return "Nothing"; }
+  void update(const Parameter&, const Step&) const override {}
+};
+
+TEST(UpdateRule, OtherRulesOnRanksAndTwoAtOnceAreRefused) {
   on_ranks(2, [&](comm::CommunicatorPtr comm) {
     EXPECT_THAT(error_of([&] {
                   bowl_engine(rule_config(1), comm, comm->rank() == 0 ? with_rmsprop() : InitOptions{});
                 }),
                 HasSubstr("update_rule"));
+    InitOptions two = with_rmsprop();
+    two.whole_optimizer = zero::make_whole_optimizer(std::make_shared<Nothing>());
+    EXPECT_THAT(error_of([&] { bowl_engine(rule_config(1), comm, two); }),
+                HasSubstr("update_rule beside whole_optimizer; expected one of the two"));
   });
 }
 
