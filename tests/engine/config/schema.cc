@@ -94,6 +94,7 @@ ordered_json section_schema(const KeyTable& table, const std::string& path, bool
         properties[Key{.path = alias}.name()] = {{"description", "Another name of " + key.path}};
   ordered_json schema = {{"type", "object"}, {"properties", properties}};
   if (!required.empty()) schema["required"] = required;
+  if (!open) schema["patternProperties"] = {{"^_", ordered_json::object()}};  // comments
   schema["additionalProperties"] = open;
   return schema;
 }
