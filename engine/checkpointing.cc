@@ -47,16 +47,16 @@ std::string other_groups(const CheckpointLoader& loader, const json& client_stat
                          const LoadOptions& options) {
   if (!loader.with_states()) return "";
   const size_t own = options.optimizer_groups.size();
+  const auto filled = static_cast<size_t>(
+      std::ranges::count_if(options.optimizer_groups, [](const auto& group) { return !group.empty(); }));
   if (const checkpoint::ForeignCheckpoint* const foreign = loader.checkpoint().foreign()) {
     const size_t found = foreign->groups.size();
     if (found == 0) return "";
-    if (own > 0 && own != found)
+    if (own > 0 && own != found && filled != found)  // `tessera convert` writes those with parameters
       return str("param groups: the checkpoint has ", found, ", and the optimizer ", own,
                  ", so that its rates and other values stay");
-  } else {
-    const auto filled = static_cast<size_t>(
-        std::ranges::count_if(options.optimizer_groups, [](const auto& group) { return !group.empty(); }));
-    if (!client_state.contains(kParamGroups) || client_state[kParamGroups].size() != filled) return "";
+  } else if (!client_state.contains(kParamGroups) || client_state[kParamGroups].size() != filled) {
+    return "";
   }
   if (loader.matched_groups()) return "";
   return "param groups: they have other parameters than the optimizer's, so that its rates and other values "

@@ -265,6 +265,8 @@ def _load_python_state(engine, path, state, with_optimizer, with_schedule):
                   for group in state.get(_GROUPS_STATE, [])]
         if steps_own:  # of a checkpoint that has them nowhere else
             groups = [{"lr": rate, **group} for group, rate in zip(groups, _rates_of(state, len(groups)))] or groups
+        if len(groups) == len(optimizer.param_groups):  # another program's has those without parameters, too
+            groups = [saved for saved, group in zip(groups, optimizer.param_groups) if group["params"]]
         own = len(optimizer.values())
         if len(groups) == own:
             optimizer.load_values(groups)

@@ -88,13 +88,15 @@ class Net(nn.Module):
 
 
 def groups_of(model, groups):
-    """"decay": biases and vectors have none, as in the HF Trainer. "head": a group has as many parameters as betas has numbers."""
+    """"decay": biases and vectors have none, as in the HF Trainer, "empty": and a third group has no parameter. "head": a group has as many parameters
+    as betas has numbers."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if groups == "head":
         head = list(model.head.parameters())
         return [{"params": [p for p in trained if not any(p is one for one in head)]}, {"params": head}]
-    if groups == "decay":
-        return [{"params": [p for p in trained if p.ndim > 1]}, {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0}]
+    if groups in ("decay", "empty"):
+        return [{"params": [p for p in trained if p.ndim > 1]}, {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+                *([{"params": [], "weight_decay": 0.5}] if groups == "empty" else [])]
     return trained
 
 
@@ -297,6 +299,8 @@ tutorial           SGD        2
 tutorial           Adagrad    3  groups=decay
 tutorial           Lion       0
 file               AdamW      2  groups=decay
+file               AdamW      1  groups=empty
+file               AdamW      3  groups=empty  via=dcp
 file               SGD        3  groups=decay
 file               Adagrad    1
 file               Lion       2  groups=decay
