@@ -140,10 +140,10 @@ std::optional<IdentifiedCheckpoint> identify_model(const fs::path& path) {
     format = "torch.save";
   else
     return std::nullopt;
-  return IdentifiedCheckpoint{path, [=](const ParameterOrder&) {
+  return IdentifiedCheckpoint{path, [=](const ParameterOrder& given) {
                                 ForeignCheckpoint checkpoint{.format = format, .path = path};
                                 ModelFiles model = read_model_files(checkpoint, weights);
-                                assemble(checkpoint, std::move(model.entries), std::nullopt, {});
+                                assemble(checkpoint, std::move(model.entries), std::nullopt, {given});
                                 return checkpoint;
                               }};
 }

@@ -1,6 +1,7 @@
 // [Note: which entries are parameters]
 // A state dict has parameters and persistent buffers, and does not say which is which. What has an
-// optimizer's state, or is in one of its groups, is a parameter. Of the others:
+// optimizer's state, or is in one of its groups, is a parameter; so is what an engine's model has as one. Of
+// the others:
 //
 //   - a batch norm's running_mean, running_var and num_batches_tracked are buffers
 //   - what is no floating-point number is a buffer: torch gives no gradient to others
@@ -669,7 +670,12 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
   for (const SavedTensor& entry : model) entries.push_back(entry.name);
   const std::vector<std::string> names = order.keeps_names ? entries : without_wrappers(entries);
   for (size_t i = 0; i < model.size(); ++i) model[i].name = names[i];
-  std::set<std::string> trained;  // by name: they are parameters, whatever they look like
+  std::set<std::string> known_parameters;  // by name: they are parameters, whatever they look like
+  for (const std::string& name : order.frozen) {  // quantized weights are integers
+    known_parameters.insert(name);
+    if (const auto tied = order.aliases.find(name); tied != order.aliases.end())
+      known_parameters.insert(tied->second.begin(), tied->second.end());
+  }
   if (optimizer) {
     std::vector<std::string> known;
     for (const SavedState& state : optimizer->states)
@@ -687,11 +693,11 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
     size_t next = 0;
     for (SavedState& state : optimizer->states)
       if (!state.name.empty()) state.name = clean[next++];
-    trained.insert(clean.begin(), clean.end());
+    known_parameters.insert(clean.begin(), clean.end());
   }
   std::map<std::string, size_t> by_memory, places;
   for (SavedTensor& entry : model) {
-    const bool buffer = !entry.is_parameter && !trained.contains(entry.name) && is_buffer(entry);
+    const bool buffer = !entry.is_parameter && !known_parameters.contains(entry.name) && is_buffer(entry);
     if (buffer) {
       checkpoint.buffers.emplace_back(entry.name, std::move(entry.tensor));
       continue;

@@ -152,7 +152,7 @@ def continued(path, stage, kind, rest, groups="one", make_model=Net, schedule=li
     model = make_model()
     with torch.no_grad():
         for p in model.parameters():
-            p.add_(0.5)
+            p.add_(0.5 if p.is_floating_point() else 1)
     optimizer = MAKE[kind](groups_of(model, groups))
     scheduler = schedule(optimizer)
     engine, *_ = tessera.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config(stage, 700, **changes))
@@ -262,15 +262,16 @@ def save_deepspeed(kind, source, path):
 
 
 class Scaled(nn.Module):
-    """Names without a period."""
+    """Names without a period, and a frozen parameter of integers, as quantized weights are."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.fc, self.scale = nn.Linear(16, 5), nn.Parameter(torch.ones(5))
+        self.whole = nn.Parameter(torch.arange(1, 6), requires_grad=False)
 
     def forward(self, x):
-        return self.fc(x) * self.scale
+        return self.fc(x) * self.scale * self.whole
 
 
 def linear():
@@ -310,6 +311,7 @@ file               AdamW      2  schedule=cycle
 file               AdamW      0  schedule=chain
 file               AdamW      3  model=named
 file               AdamW      0  model=beside
+file               AdamW      2  model=scaled
 file               NAdam      1  groups=decay
 file               NAdam      2  groups=head
 file               Adafactor  3
