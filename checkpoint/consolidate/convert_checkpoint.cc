@@ -81,8 +81,8 @@ std::vector<std::string> extra_state_of(const Manifest& manifest) {
   return found;
 }
 
-/// Makes the folder in which a checkpoint of Tessera is saved, and keeps others of this command out of it: a
-/// save removes what an earlier one has left there. Without locks in its file system, holds nothing.
+/// Makes the folder in which a checkpoint of Tessera is saved, and keeps others of this command out of it,
+/// which may write the same tag. Without locks in its file system, holds nothing.
 FileDescriptor alone_in(const fs::path& folder, const Disk& disk) {
   disk.create_directories(folder);
   FileDescriptor lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

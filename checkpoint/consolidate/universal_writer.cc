@@ -10,8 +10,6 @@
 //
 // What ds_to_universal.py writes of a checkpoint loads at the stages of that checkpoint; this one has what
 // the loaders of all stages ask for.
-#include <fcntl.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -403,14 +401,6 @@ void add_notes(const Conversion& conversion) {
       notes.push_back(str("client_state: ", key, " is left out: DeepSpeed has something else of that name"));
 }
 
-/// Keeps others from taking the new folder for one that was abandoned.
-FileDescriptor lock_temporary(const fs::path& path) {
-  FileDescriptor lock(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (lock && !hold_temporary(lock, path))
-    throw CheckpointError(path, ": another process has taken it for an abandoned one; try again");
-  return lock;
-}
-
 void check_target(const fs::path& target) {
   if (is_there(target) && !is_there(target / kOptimizerFile))
     throw CheckpointError(
@@ -429,11 +419,11 @@ void write_universal(const Conversion& conversion) {
   add_notes(conversion);
   disk.create_directories(directory);
   remove_abandoned(disk, target);
-  const fs::path temporary = temporary_path(target);
+  const HeldFolder folder = create_temporary_folder(disk, target);
+  const fs::path& temporary = folder.path;
   try {
     UniversalFiles files(conversion, temporary);
     files.make_folders();
-    const FileDescriptor lock = lock_temporary(temporary);
     stream_into(conversion, files.tensors(),
                 [&](size_t tensor, std::span<const std::byte> data) { files.write(tensor, data); });
     files.finish();

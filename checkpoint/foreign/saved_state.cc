@@ -1,7 +1,7 @@
 // [Note: which entries are parameters]
 // A state dict has parameters and persistent buffers, and does not say which is which. What has an
-// optimizer's state, or is in one of its groups, is a parameter; so is what an engine's model has as one. Of
-// the others:
+// optimizer's state, or is in one of its groups, is a parameter; so is what an engine's model has as a frozen
+// one, such as quantized weights, which are integers. Of the others:
 //
 //   - a batch norm's running_mean, running_var and num_batches_tracked are buffers
 //   - what is no floating-point number is a buffer: torch gives no gradient to others
@@ -671,7 +671,7 @@ void assemble(ForeignCheckpoint& checkpoint, std::vector<SavedTensor> model,
   const std::vector<std::string> names = order.keeps_names ? entries : without_wrappers(entries);
   for (size_t i = 0; i < model.size(); ++i) model[i].name = names[i];
   std::set<std::string> known_parameters;  // by name: they are parameters, whatever they look like
-  for (const std::string& name : order.frozen) {  // quantized weights are integers
+  for (const std::string& name : order.frozen) {
     known_parameters.insert(name);
     if (const auto tied = order.aliases.find(name); tied != order.aliases.end())
       known_parameters.insert(tied->second.begin(), tied->second.end());

@@ -78,25 +78,12 @@ PendingDirectory::PendingDirectory(const Disk& disk, fs::path path, bool (*repla
   const FileDescriptor alone = lock_parent(path_);
   check_entries();
   remove_abandoned(disk_, path_);
-  create();
-}
-
-void PendingDirectory::create() {
-  do {
-    temporary_ = temporary_path(path_);
-    try {
-      disk_.create_directories(temporary_);
-    } catch (...) {
-      remove_quietly(disk_, temporary_);
-      throw;
-    }
-    lock_ = FileDescriptor(::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (!lock_ && errno != ENOENT) return;  // ENOENT: another process considered it abandoned
-  } while (!lock_ || !hold_temporary(lock_, temporary_));
+  disk_.create_directories(directory_of(path_));
+  temporary_ = create_temporary_folder(disk_, path_);
 }
 
 PendingDirectory::~PendingDirectory() {
-  if (!renamed_) remove_quietly(disk_, temporary_);
+  if (!renamed_) remove_quietly(disk_, temporary());
 }
 
 void PendingDirectory::check_entries() const {
@@ -115,15 +102,15 @@ void PendingDirectory::publish() {
   const FileDescriptor alone = lock_parent(path_);  // or files of a folder that is being exchanged are missed
   check_entries();                                  // they may have changed since
   const bool exists = is_there(path_);
-  if (exists) keep_other_files(disk_, path_, temporary_, replaced_);
-  disk_.sync_directory(temporary_);
+  if (exists) keep_other_files(disk_, path_, temporary(), replaced_);
+  disk_.sync_directory(temporary());
   if (exists)
-    disk_.exchange(temporary_, path_);
+    disk_.exchange(temporary(), path_);
   else
-    disk_.rename(temporary_, path_);
+    disk_.rename(temporary(), path_);
   renamed_ = !exists;
   disk_.sync_directory(directory_of(path_));
-  if (exists) remove_quietly(disk_, temporary_);  // the old one, while no other process looks for such
+  if (exists) remove_quietly(disk_, temporary());  // the old one, while no other process looks for such
   renamed_ = true;
 }
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "core/files/disk.h"
-#include "core/files/file_descriptor.h"
+#include "core/files/temporary_name.h"
 
 namespace tessera::checkpoint {
 
@@ -28,18 +28,16 @@ class PendingDirectory {
   PendingDirectory(const PendingDirectory&) = delete;
   PendingDirectory& operator=(const PendingDirectory&) = delete;
 
-  const std::filesystem::path& temporary() const { return temporary_; }
+  const std::filesystem::path& temporary() const { return temporary_.path; }
   /// Renames the folder to its name. All its files must be closed. Throws DiskError.
   void publish();
 
  private:
   void check_entries() const;
-  void create();
 
   const Disk& disk_;
   std::filesystem::path path_;
-  std::filesystem::path temporary_;
-  FileDescriptor lock_;
+  HeldFolder temporary_;
   bool (*replaced_)(const std::string&);
   bool renamed_ = false;
 };

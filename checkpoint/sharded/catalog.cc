@@ -152,7 +152,9 @@ void remove_leftovers(const fs::path& directory, const Disk& disk) {
     const std::string name = path.filename().string();
     std::error_code error;
     const bool is_folder = fs::symlink_status(path, error).type() == fs::file_type::directory;
-    if (is_temporary_name(name) && (is_folder || name_of_temporary(name) == kLatestName))
+    FileDescriptor held;
+    if (is_temporary_name(name) && (is_folder || name_of_temporary(name) == kLatestName) &&
+        !is_held(path, held))
       disk.remove_all(path);
   }
 }

@@ -44,8 +44,8 @@ std::vector<std::string> keep_last(const std::filesystem::path& directory, const
 
 // The function below is for save().
 
-/// Removes temporary folders and files (core/files/temporary_name.h) of interrupted saves, recognized
-/// by name only: file locks may not be visible across hosts. No save into the directory may be in progress.
+/// Removes temporary folders and files (core/files/temporary_name.h) of interrupted saves: those that nobody
+/// holds. Where locks cannot be seen, no save into the directory may be in progress.
 void remove_leftovers(const std::filesystem::path& directory, const Disk& disk);
 
 }  // namespace tessera::checkpoint

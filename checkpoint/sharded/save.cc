@@ -298,10 +298,9 @@ class Save {
       for (const fs::path& folder : made) disk_.sync_directory(folder.parent_path());
     }
     remove_leftovers(directory, disk_);
-    const std::string name = temporary_name(request_.tag);
-    folder_ = directory / name;
-    disk_.create_directory(folder_);  // `directory` may be gone by now
-    facts["folder"] = name;
+    made_ = create_temporary_folder(disk_, directory / request_.tag);
+    folder_ = made_.path;
+    facts["folder"] = folder_.filename().string();
     return facts;
   }
 
@@ -410,6 +409,7 @@ class Save {
   Disk disk_, scratch_;  // scratch_ does not sync: its files are removed before the save ends
   SavedLayout layout_;
   fs::path folder_;
+  HeldFolder made_;  // a folder's owner; other saves into the directory leave what is locked
   FileRecord mine_, model_;
   std::optional<Publisher> publisher_;  // a folder's owner, once it commits
   bool keeps_folder_ = false;           // what was replaced could not be put back, and has that name

@@ -16,7 +16,8 @@
 // manifest, which names the files of all hosts. Here there is no commit in one step: a crash can leave the
 // new checkpoint on some hosts and the previous one on all.
 //
-// Only one save at a time into a directory: step 1 would remove the temporary folder of another one.
+// Saves of other tags may go on in the directory: step 1 leaves the temporary folder of another one, which is
+// locked. Where the file system has no locks, there may be only one save at a time.
 #pragma once
 
 #include <cstdint>

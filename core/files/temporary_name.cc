@@ -54,6 +54,26 @@ bool hold_temporary(const FileDescriptor& descriptor, const fs::path& path) {
          (::lstat(path.c_str(), &named) == 0 && named.st_dev == ours.st_dev && named.st_ino == ours.st_ino);
 }
 
+HeldFolder create_temporary_folder(const Disk& disk, const fs::path& path) {
+  while (true) {
+    HeldFolder made{temporary_path(path), {}};
+    try {
+      disk.create_directory(made.path);
+    } catch (...) {
+      std::error_code ignored;
+      fs::remove(made.path, ignored);
+      throw;
+    }
+    made.lock = FileDescriptor(::open(made.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // ENOENT: another process considered it abandoned.
+    if (made.lock ? hold_temporary(made.lock, made.path) : errno != ENOENT) return made;
+  }
+}
+
+bool is_held(const fs::path& path, FileDescriptor& descriptor) {
+  return !is_leftover(path, descriptor) && descriptor && errno == EWOULDBLOCK;
+}
+
 void remove_abandoned(const Disk& disk, const fs::path& path) {
   const std::string name = path.filename().string();
   std::error_code ignored;

@@ -27,6 +27,18 @@ std::string_view name_of_temporary(std::string_view file_name);
 /// another name. Also true if the file system has no locks: then nothing is considered abandoned.
 bool hold_temporary(const FileDescriptor& descriptor, const std::filesystem::path& path);
 
+/// A new folder with a temporary name, and the lock on it.
+struct HeldFolder {
+  std::filesystem::path path;
+  FileDescriptor lock;
+};
+/// Makes one for `path`, whose parent folder is there. Throws DiskError.
+HeldFolder create_temporary_folder(const Disk& disk, const std::filesystem::path& path);
+
+/// Whether another descriptor holds the temporary file or folder. If not, `descriptor` holds it. False as
+/// well if the file system has no locks.
+bool is_held(const std::filesystem::path& path, FileDescriptor& descriptor);
+
 /// Removes temporary files and folders of `path` that killed processes left. Throws DiskError, but not
 /// for a folder that cannot be listed.
 void remove_abandoned(const Disk& disk, const std::filesystem::path& path);

@@ -9,6 +9,7 @@
 #include <ctime>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include "checkpoint/read/reader.h"
 #include "checkpoint/sharded/catalog.h"
@@ -201,6 +202,22 @@ TEST(Save, TagsThatCannotBe) {
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
   EXPECT_EQ(save_all(model, folder.path(), "schön, wirklich")[0], "");
   EXPECT_EQ(model.difference(Checkpoint::open(folder.path(), "schön, wirklich")), "");
+}
+
+TEST(Save, LeavesAnotherThatIsWritten) {
+  const MemoryFolder folder;
+  const SampleModel model = sample_model(1, 1);
+  const auto alone = [](const std::string& mine) { return std::vector<std::string>{mine}; };
+  SaveRequest request = model.request(folder.path(), "a", 0);
+  bool began = false;
+  request.disk.probe = [&](std::string_view operation, const fs::path&) {
+    if (operation == "create" && !std::exchange(began, true))
+      save(model.request(folder.path(), "b", 0), alone);
+  };
+  save(request, alone);
+  EXPECT_TRUE(began);
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("a", "b", "latest"));
+  for (const char* tag : {"a", "b"}) EXPECT_EQ(model.difference(Checkpoint::open(folder.path(), tag)), "");
 }
 
 TEST(Save, RemovesLeftoversOfItsOwnOnly) {
