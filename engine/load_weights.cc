@@ -9,8 +9,10 @@
 
 #include "checkpoint/checkpoint_error.h"
 #include "checkpoint/foreign/foreign_checkpoint.h"
+#include "checkpoint/sharded/catalog.h"
 #include "comm/init/agreement.h"
 #include "core/error.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "engine/checkpoint/checkpoint_types.h"
 #include "engine/checkpoint_loader.h"
@@ -32,6 +34,11 @@ class WeightsFile {
  public:
   WeightsFile(const std::string& path, const zero::ShardedModel& model) {
     std::optional<checkpoint::ForeignCheckpoint> found = checkpoint::read_weights(path, order_of(model));
+    if (!found && is_folder(path) &&
+        (checkpoint::is_tesseras(path) || !checkpoint::list_folders(path).empty()))
+      throw CheckpointError(path,
+                            ": is Tessera's own checkpoint; expected a file of weights, which tessera "
+                            "consolidate makes of it, or load_checkpoint() with load_module_only");
     if (!found)
       throw CheckpointError(
           path,

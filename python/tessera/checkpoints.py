@@ -241,7 +241,7 @@ def _lost_options(engine, state, lost, with_schedule):
     """What of param groups cannot be taken over, a line each."""
     own = engine.optimizer.values()
     known = {key for group in own for key in group}
-    if engine.lr_scheduler is not None and (not with_schedule or not engine._steps_lr_scheduler or _rates_of(state, len(own))):
+    if engine.lr_scheduler is not None and (not with_schedule or not engine._steps_lr_scheduler or _rates_of(state, len(engine.optimizer.param_groups))):
         known -= {"lr", "initial_lr"}  # a schedule's, which has them or is asked to stay
     return [line for of_schedule, name, line in lost if not of_schedule and (not name or name in known)]
 

@@ -733,6 +733,7 @@ def what_cannot_be_read_changes_nothing():
     wide, own = FOLDER / f"wide_{world}.pt", FOLDER / f"own_{world}.safetensors"
     engine, *_ = tessera.initialize(model=Net(), config=config(3, 700, optimizer={"type": "SGD", "params": {"lr": 0.1}}))
     engine.save_model(own)
+    ours = engine.save_checkpoint(FOLDER / f"ours_{world}")
 
     def write():
         state = model.state_dict()
@@ -745,7 +746,8 @@ def what_cannot_be_read_changes_nothing():
     on_rank_0(write)
     before = {name: value.clone() for name, value in engine.state_dict().items()}
     for load, words in ((lambda: engine.load_checkpoint(wide, load_module_only=True), "too large for fp32"), (lambda: engine.load_weights(wide), "too large for fp32"),
-                        (lambda: engine.load_weights(own), "own_")):
+                        (lambda: engine.load_weights(own), "own_"), (lambda: engine.load_weights(ours), "tessera consolidate"),
+                        (lambda: engine.load_weights(Path(ours).parent), "tessera consolidate")):
         raises(tessera.CheckpointError, load, words)
         found = engine.state_dict()
         assert all(torch.equal(found[name], value) for name, value in before.items())
