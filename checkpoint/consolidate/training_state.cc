@@ -23,6 +23,7 @@ constexpr const char* kEncoding = "tessera.encoding";
 constexpr const char* kSamples = "tessera.global_samples";
 constexpr const char* kGroups = "tessera.param_groups";
 constexpr const char* kScheduler = "tessera.lr_scheduler";
+constexpr const char* kSchedulerClass = "tessera.lr_scheduler_class";
 constexpr const char* kClientState = "client_state";
 
 constexpr std::string_view kPrefix = "tessera.";
@@ -131,7 +132,8 @@ class Parser {
     groups_ = find(*saved, kGroups);
     scheduler_ = find(*saved, kScheduler);
     for (const auto& [key, value] : saved->items())
-      if (key.starts_with(kPrefix) && !is_one_of(key, {kEncoding, kSamples, kGroups, kScheduler}))
+      if (key.starts_with(kPrefix) &&
+          !is_one_of(key, {kEncoding, kSamples, kGroups, kScheduler, kSchedulerClass}))
         note(str(key, " is left out: other programs have nothing for it"));
   }
 

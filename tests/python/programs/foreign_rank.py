@@ -511,6 +511,9 @@ def buffers_of_a_converted_checkpoint():
             assert torch.equal(engine.module.mask, mask), (folder, said)
             assert largest_difference(engine.state_dict(), source[0].state_dict()) == 0
             assert engine.global_steps == STEPS, (folder, engine.global_steps)
+    own, said = engine.save_checkpoint(FOLDER / f"masked_own_{world}"), []
+    on_rank_0(lambda: said.append(tessera_command("convert", own, FOLDER / f"of_own_{world}", "--to", "dcp")))
+    assert "lr_scheduler" not in "".join(said), said
 
 
 @check
