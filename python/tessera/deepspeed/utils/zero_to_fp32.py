@@ -100,7 +100,7 @@ def load_state_dict_from_zero_checkpoint(model: torch.nn.Module, checkpoint_dir:
 
 def _consolidate(checkpoint_dir, out, tag, exclude_frozen_parameters, dtype, *more):
     if exclude_frozen_parameters:
-        raise Error("exclude_frozen_parameters=True: a checkpoint does not say which parameters were frozen; expected False, or "
+        raise Error("exclude_frozen_parameters=True: all that a checkpoint has is read; expected False, or "
                     "save_checkpoint(…, exclude_frozen_parameters=True)")
     if dtype not in _DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected torch.float32, torch.bfloat16 or torch.float16")
