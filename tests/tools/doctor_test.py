@@ -39,6 +39,11 @@ class DoctorTest(ToolTest):
             factor = {"all_reduce": 1, "broadcast": 1}.get(one["name"], 0.5)  # 2 (n - 1) / n, 1, and (n - 1) / n
             self.assertAlmostEqual(one["bus_bytes_per_s"], factor * one["algorithm_bytes_per_s"], delta=1e-6 * one["bus_bytes_per_s"])
 
+    def test_what_ends_the_ranks_is_said_without_the_word_warning(self):
+        report = self.report("--nproc", 2, "--timeout", 0.05, code=1)
+        (found,) = (one["found"] for one in report["findings"] if one["check"] == "ranks")
+        self.assertTrue(found.startswith("--timeout: the run has taken as long as it may"), found)
+
     def test_one_rank_measures_nothing(self):
         outcome = self.run_tool("doctor")
         self.assert_succeeded(outcome)

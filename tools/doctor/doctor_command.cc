@@ -63,11 +63,15 @@ std::vector<std::string> lines_of(const std::string& text) {
 /// error.
 std::string reason_of(const CapturedRun& run, bool launcher_first) {
   if (run.timed_out) return "no answer in time";
-  std::string error, other;
+  std::string error, warning, other;
   for (const std::string& line : lines_of(run.err)) {
-    if (line.starts_with("error: ") && error.empty()) error = line.substr(7);
-    if (!line.starts_with("error: ") && !line.starts_with("[") && other.empty()) other = line;
+    std::string* const first = line.starts_with("error: ")     ? &error
+                               : line.starts_with("warning: ") ? &warning
+                               : line.starts_with("[")         ? nullptr
+                                                               : &other;
+    if (first != nullptr && first->empty()) *first = first == &other ? line : line.substr(line.find(' ') + 1);
   }
+  if (error.empty()) error = warning;
   if (launcher_first && !error.empty()) return error;
   if (!other.empty()) return other;
   return error.empty() ? str("exit code ", run.exit_code) : error;
