@@ -100,10 +100,20 @@ void find_resumed(TrainFlags& flags, const train::TrainerConfig& trainer, bool h
   const fs::path word = *flags.resume, own = fs::path(trainer.output_dir) / train::kCheckpointsName;
   const bool is_tag = word.string().find('/') == std::string::npos &&
                       (fs::exists(own / word, error) || !fs::exists(word, error));
-  if (is_tag) return;
+  const auto refuse_partial = [&] {  // of this run all is loaded
+    if (flags.allow_partial_load)
+      throw ConfigError("--allow-partial-load: --resume ", *flags.resume,
+                        " is a checkpoint of this run, all of which is loaded; expected what another program "
+                        "has saved, or no --allow-partial-load");
+  };
+  if (is_tag) {
+    if (fs::exists(own / word, error)) refuse_partial();
+    return;
+  }
   try {
     const train::RunPath path = train::find_run(word, "");
     if (fs::equivalent(path.checkpoints, own, error)) {
+      refuse_partial();
       flags.resume = path.tag;
       return;
     }
