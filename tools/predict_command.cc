@@ -69,6 +69,11 @@ void predict_tensors(const PredictFlags& flags) {
   check_output("--out", flags.out, flags.file);
   const Logger log{LogOptions{}};
   const train::TrainedRun run = train::open_run(flags.folder, 1, flags.overrides, flags.tag);
+  for (const config::Section* const section : {&run.config.model, &run.config.data})
+    for (const auto& [key, value] : section->json().items())
+      if (key.ends_with("path"))  // what the run was made of: a file, or several
+        for (const nlohmann::json& one : value.is_array() ? value : nlohmann::json::array({value}))
+          if (one.is_string()) check_output("--out", flags.out, one.get<std::string>());
   const std::unique_ptr<train::Predictor> predictor = train::load_predictor(run, tasks(), log);
   std::unique_ptr<train::ProgressBar> bar;
   const auto progress = [&](int64_t done, int64_t total) {

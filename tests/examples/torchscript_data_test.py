@@ -254,6 +254,8 @@ class PredictTest(Exported):
         expect("--out", "out.csv", parts=["--out out.csv: is for tensors; expected --file"])
         expect("--text", "a", parts=["this run's model takes tensors, not texts; expected --file"])
         expect("--file", "new.safetensors", "--out", "out.txt", parts=["--out out.txt: expected a name that ends in .safetensors, .csv"])
+        for made_of in ("m.pt", "eval.pt", "train.safetensors"):
+            expect("--file", "new.safetensors", "--out", made_of, parts=[f"--out {made_of}: is the input, which would be replaced"])
         expect("--file", "new.safetensors", "--out", "no/out.csv", parts=["--out no/out.csv: its folder does not exist; expected the name of a file"])
         expect("--file", "no.safetensors", "--out", "out.csv", parts=["no.safetensors", "No such file"])
         save_file({"z": self.new}, self.folder / "other.safetensors")
