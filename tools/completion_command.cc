@@ -71,7 +71,8 @@ std::string zsh_arguments(const CLI::App& command) {
   std::string out;
   for (const CLI::Option* option : shown_options(command, false))
     for (const std::string& name : shown_names(*option)) {
-      const bool repeats = option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll;
+      const bool repeats = option->get_multi_option_policy() == CLI::MultiOptionPolicy::TakeAll ||
+                           option->get_trigger_on_parse();
       const char* const joint = !takes_value(*option) ? "" : name.starts_with("--") ? "=" : "+";
       const std::string value = takes_value(*option) ? str(option->get_expected_min() == 0 ? "::" : ":",
                                                            quoted_for_zsh(value_of(*option)), ":_files")

@@ -60,6 +60,7 @@ class CompletionTest(ToolTest):
         for command in self.options_by_help()[1]:
             (case,) = re.findall(rf"^    {command}\)\n(.*?);;$", text, re.MULTILINE | re.DOTALL)
             self.assertEqual(sorted(set(re.findall(r"^ +'\*?(-[\w-]+)[=+]?\[", case, re.MULTILINE))), sorted(set(self.options_by_help(command)[0])))
+        self.assertEqual(text.count("'*--env-file=["), text.count("--env-file=["), "may be given several times")
         if shutil.which("zsh"):
             done = subprocess.run(["zsh", "-fn", "/dev/stdin"], input=text, capture_output=True, text=True, check=False)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
