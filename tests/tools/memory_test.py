@@ -1,6 +1,8 @@
 """`tessera memory`: the table, its files, simulated worlds beside real ones, estimates."""
 import json
+import signal
 import unittest
+from pathlib import Path
 
 from terminal import render, run_on_terminal
 from tool import NUM_TRAIN, ROOT, TIMEOUT_S, ToolTest
@@ -67,6 +69,23 @@ class MeasuredTest(ToolTest):
         page = (self.folder / "m" / "memory.html").read_text()
         self.assertIn("stage 0, optimizer on disk", page)
         self.assertNotIn("recomputation cheap, micro-batch 2", page)
+
+    def test_what_was_measured_is_shown_where_a_signal_ends_a_later_stage(self):
+        process = self.start("memory", "c.json", "--steps", 1, "--out", "m")
+        at_stage_2 = lambda pid: b"--trial-stage\x002" in Path(f"/proc/{pid}/cmdline").read_bytes()  # noqa: E731
+        while process.poll() is None:
+            try:
+                if any(map(at_stage_2, self.marked())):
+                    process.send_signal(signal.SIGINT)
+                    break
+            except OSError:  # it has ended meanwhile
+                pass
+        outcome = self.finish(process)
+        self.assertEqual(outcome.code, 128 + signal.SIGINT, outcome)
+        self.assertIn("warning: stage 2: not measured; what follows is of the stages before it", outcome.err)
+        self.assertRegex(outcome.out, r"\n +stage 0 +stage 1\n")
+        trials = json.loads((self.folder / "m" / "memory.json").read_text())["trials"]
+        self.assertEqual([trial["stage"] for trial in trials], [0, 1])
 
     def test_a_simulated_rank_holds_what_a_real_one_does(self):
         changes = ("--stages", "0,3", "--set", "comm.backend=gloo")

@@ -12,6 +12,8 @@
 
 #include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
+#include "core/files/disk.h"
+#include "core/files/pending_file.h"
 #include "core/str.h"
 #include "core/terminal.h"
 #include "engine/config/arguments.h"
@@ -175,6 +177,11 @@ void check_output(const std::string& option, const std::string& output, const st
     for (const char* const own : {train::kConfigName, train::kMetricsName, train::kStateName,
                                   train::kResultsName, train::kRunIdName, train::kModelName})
       if (name == own) refuse("a file of a run");
+}
+
+void check_writable(const std::filesystem::path& file) {
+  const Disk disk({.sync = false, .probe = {}});
+  const PendingFile pending(disk, file);  // which it removes
 }
 
 std::string describe_mistake(const CLI::App& app, const CLI::ParseError& error, int argc,

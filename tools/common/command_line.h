@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,9 @@ DType parse_output_dtype(const std::string& word);
 /// Throws ConfigError that names `option` if writing `output` would replace `input`, or a file of a
 /// checkpoint or of a run that cannot be made again.
 void check_output(const std::string& option, const std::string& output, const std::string& input);
+
+/// Throws DiskError, as replace_file() would in the end, where `file` cannot be written.
+void check_writable(const std::filesystem::path& file);
 
 /// The message for a command line whose parse threw `error`: one line, with the command or option that
 /// is closest to what was given, or with the --set for a key of that name.

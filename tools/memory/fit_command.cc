@@ -417,7 +417,6 @@ void Fit::print_row(const Candidate& candidate) const {
 }
 
 void Fit::conclude(const Candidate& found) const {
-  write_fit_config(config_, overrides_, found.setting, folder_, output());
   const int64_t on_disk = state_bytes(found.setting, Tier::kDisk);
   std::cout << '\n';
   print_wrapped(str(
@@ -427,6 +426,7 @@ void Fit::conclude(const Candidate& found) const {
       on_disk == 0 ? "" : str(", and ", megabytes(on_disk), " on disk (", folder_, ")"), "."));
   print_wrapped(candidates_.size() == 1 ? "Why: nothing costs less, and it fits."
                                         : "Why: what costs less does not fit.");
+  write_fit_config(config_, overrides_, found.setting, folder_, output());
   print_wrapped(str("Written: ", output()));
 }
 

@@ -10,6 +10,7 @@
 #include "core/str.h"
 #include "engine/config/document/document.h"
 #include "engine/config/parse.h"
+#include "tools/common/command_line.h"
 #include "train/task/trainer_config.h"
 
 namespace tessera::tools {
@@ -83,6 +84,7 @@ void check_fit_output(const fs::path& config, const fs::path& output) {
     throw ConfigError("--output ", output, ": ",
                       fs::is_directory(output, error) ? "is a folder" : "its folder does not exist",
                       "; expected the name of a file in a folder that exists");
+  check_writable(output);
 }
 
 void write_fit_config(const fs::path& config, const std::vector<std::string>& overrides,

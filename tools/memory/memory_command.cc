@@ -124,12 +124,13 @@ int run_trial(const MemoryFlags& flags, const Logger& log) {
   return 0;
 }
 
-/// Makes the folder of --out, if there is one.
+/// Makes the folder of --out, if there is one, and sees now that the page can be written at the end.
 void make_out(const std::string& out) {
   if (out.empty()) return;
   std::error_code error;
   fs::create_directories(out, error);
   if (error) throw ConfigError("--out ", out, ": cannot be made: ", error.message());
+  check_writable(fs::path(out) / "memory.html");
 }
 
 /// The files of --out.
@@ -202,10 +203,16 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   for (int rank = 0; flags.simulate_world == 0 && rank < *launch.nproc; ++rank) start.ranks.push_back(rank);
   MemoryTrials trials;
   train::MemoryPage page{.world_size = world_size};
+  int exit_code = 0;
   for (const int stage : stages) {
     TrialResult result =
         run_trial_ranks(start, {.stage = stage, .overrides = {}, .label = str("stage ", stage)}, log);
-    if (result.exit_code != 0) return result.exit_code;
+    exit_code = result.exit_code;
+    if (exit_code != 0 && trials.empty()) return exit_code;
+    if (exit_code != 0) {
+      log.warning(str("stage ", stage, ": not measured; what follows is of the stages before it"));
+      break;
+    }
     trials[stage] = std::move(result.ranks);
     page.runs.push_back(std::move(result.largest));
   }
@@ -213,7 +220,7 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
   page.optimizer = page.runs.front().trial.optimizer;
   page.stage = configured_stage(flags, world_size, stages.back());
   page.in_groups = plan_of(flags, world_size, stages.back()).groups != zero::GroupSizes();
-  const int exit_code = flags.compare ? compare(flags, start, page, log) : 0;
+  if (flags.compare && exit_code == 0) exit_code = compare(flags, start, page, log);
   std::cout << memory_table(trials, terminal_width(STDOUT_FILENO));
   if (!flags.out.empty()) write_files(flags.out, trials, page);
   return exit_code;
