@@ -74,12 +74,16 @@ std::map<std::string, int64_t> state_bytes(const EngineConfig& given,
                .accumulate_dtype = plan.accumulate,
                .num_states = static_cast<int>(
                    zero::state_names_of({.kind = optimizer.kind, .groups = optimizer.groups}).size()),
+               .async_checkpoints = config.checkpoint.async && !plan.tiers.any_below_device(),
                .groups = plan.groups});
-  return {{"parameters", bytes.parameters},
-          {"gradients", bytes.gradients},
-          {"master", bytes.master},
-          {"optimizer",
-           bytes.optimizer + zero::most_owned_state_bytes(optimizer.kind, optimizer.groups, layout)}};
+  std::map<std::string, int64_t> kinds = {
+      {"parameters", bytes.parameters},
+      {"gradients", bytes.gradients},
+      {"master", bytes.master},
+      {"optimizer",
+       bytes.optimizer + zero::most_owned_state_bytes(optimizer.kind, optimizer.groups, layout)}};
+  if (config.checkpoint.async) kinds["snapshot"] = bytes.snapshot;
+  return kinds;
 }
 
 /// By name, the index of the parameter's group: 0, or that of an element of optimizer.param_groups plus 1.

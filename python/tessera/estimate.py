@@ -25,8 +25,8 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | st
     Returns
     -------
     Estimate
-        A dict by stage of {"parameters", "gradients", "master", "optimizer", "total"}; printed, a table. Activations and buffers of
-        communication come on top: `tessera memory` measures those.
+        A dict by stage of {"parameters", "gradients", "master", "optimizer", "total"}, with `checkpoint.async` "snapshot", too; printed,
+        a table. Activations and buffers of communication come on top: `tessera memory` measures those.
 
     Raises
     ------
@@ -58,12 +58,13 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | st
 class Estimate(dict):
     """What `estimate` returns: bytes by stage and kind; as text, a table."""
 
-    _COLUMNS = ("parameters", "gradients", "master", "optimizer", "total")
+    _COLUMNS = ("parameters", "gradients", "master", "optimizer", "snapshot", "total")
 
     def __str__(self):
-        lines = ["stage" + "".join(f"{name:>14}" for name in self._COLUMNS)]
+        columns = [name for name in self._COLUMNS if name in self[0]]
+        lines = ["stage" + "".join(f"{name:>14}" for name in columns)]
         for stage, sizes in self.items():
-            lines.append(f"{stage:<5}" + "".join(f"{_shown(sizes[name]):>14}" for name in self._COLUMNS))
+            lines.append(f"{stage:<5}" + "".join(f"{_shown(sizes[name]):>14}" for name in columns))
         return "\n".join(lines)
 
     __repr__ = __str__

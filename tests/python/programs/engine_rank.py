@@ -392,6 +392,9 @@ def an_estimate_reads_the_configuration_as_the_engine_does():
             assert tessera.estimate(mlp(), world=world, config=given) == table
         if tessera.comm.group().backend != "shm":
             assert table[section["stage"]]["total"] == engine.measured_bytes()["total"], (section, table, engine.measured_bytes())
+    kept = {"checkpoint": {"async": True}}
+    engine, table = make(1, **kept), tessera.estimate(mlp(), world=world, config={"optimizer": {"type": "AdamW"}, **kept})
+    assert table[1]["snapshot"] == engine.formula_bytes()["snapshot"] > 0 and str(table).count("snapshot") == 1
     offloaded = {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": "."}, "offload_optimizer": {"device": "nvme", "nvme_path": "."}}}
     assert tessera.estimate(mlp(), world=2, config=offloaded)[3] == tessera.estimate(mlp(), world=2)[3]  # in all tiers together
     impossible = {"zero_optimization": {"stage": 2, "offload_param": {"device": "nvme", "nvme_path": "."}}}
