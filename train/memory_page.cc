@@ -27,15 +27,6 @@ ordered_json run_json(const MeasuredRun& run) {
   return json;
 }
 
-/// Model state of one rank at stage 0.
-int64_t whole_state(const ModelCount& model) {
-  const zero::StateModel state{.sharding = {}, .num_states = model.num_states};
-  return (zero::estimate_state_bytes(model.num_trainable, 1, model.dtype, state) +=
-          zero::state_bytes(zero::elements_of(model.num_frozen, 1, model.dtype, false, {}), state))
-             .total() +
-         model.owned_state_bytes;
-}
-
 std::string about(const MemoryPage& page) {
   const std::string model =
       str(format_count(page.model.num_trainable), page.model.num_frozen > 0 ? " trainable" : "",
@@ -54,7 +45,7 @@ std::string about(const MemoryPage& page) {
 }  // namespace
 
 std::string memory_page_html(const MemoryPage& page) {
-  int64_t largest = page.runs.empty() ? whole_state(page.model) : 0;
+  int64_t largest = page.runs.empty() ? page.model.bytes_of({}, 1, zero::Tier::kDevice).total() : 0;
   for (const MeasuredRun& run : page.runs)
     largest = std::max({largest, run.trial.peak.total(), run.trial.process_peak});
   double limit_gb = 1;

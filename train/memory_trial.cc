@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "comm/init/self.h"
@@ -93,29 +94,39 @@ std::string key_of(const zero::Tiers& tiers) {
 
 }  // namespace
 
-int64_t owned_state_bytes_of(const OptimizerConfig& config,
-                             const std::vector<zero::ParameterSpec>& parameters) {
+void count_owned(const OptimizerConfig& config, const std::vector<zero::ParameterSpec>& parameters,
+                 ModelCount& count) {
   const OptimizerSetup setup = set_up_optimizer(config);
-  if (!kernels::updates_whole_parameters(setup.kind)) return 0;
-  int64_t sum = 0;
-  for (const zero::ParameterSpec& parameter : parameters)
-    if (parameter.trainable)
-      sum += zero::formula_state_bytes(
-          setup.kind, setup.groups[static_cast<size_t>(setup.group_of(parameter.name))], parameter);
-  return sum;
+  count.owned_state_bytes = count.largest_owned_bytes = 0;
+  if (!kernels::updates_whole_parameters(setup.kind)) return;
+  for (const zero::ParameterSpec& parameter : parameters) {
+    if (!parameter.trainable) continue;
+    const int64_t bytes = zero::formula_state_bytes(
+        setup.kind, setup.groups[static_cast<size_t>(setup.group_of(parameter.name))], parameter);
+    count.owned_state_bytes += bytes;
+    count.largest_owned_bytes = std::max(count.largest_owned_bytes, bytes);
+  }
 }
 
 ModelCount count_of(Engine& engine) {
   const EngineConfig& config = engine.config();
   const zero::Layout& layout = engine.sharded_model().layout();
   ModelCount count{.num_states = static_cast<int>(engine.sharded_model().optimizer().state_names().size()),
-                   .owned_state_bytes = owned_state_bytes_of(config.optimizer, layout.parameters()),
                    .dtype = config.compute_dtype(),
-                   .accumulate = config.grad_accum_dtype.value_or(DType::kFloat32)};
-  for (int i = 0; i < layout.num_parameters(); ++i)
-    (layout.units()[static_cast<size_t>(layout.slice(i).unit)].trainable ? count.num_trainable
-                                                                         : count.num_frozen) +=
-        layout.parameters()[static_cast<size_t>(i)].numel();
+                   .accumulate = config.grad_accum_dtype.value_or(DType::kFloat32),
+                   .async_checkpoints = config.checkpoint.async && engine.device().is_cpu()};
+  count_owned(config.optimizer, layout.parameters(), count);
+  std::map<DType, ModelCount::OfType> by_type;
+  for (int i = 0; i < layout.num_parameters(); ++i) {
+    const zero::UnitSpec& unit = layout.units()[static_cast<size_t>(layout.slice(i).unit)];
+    const int64_t numel = layout.parameters()[static_cast<size_t>(i)].numel();
+    ModelCount::OfType& of_type = by_type[unit.dtype];
+    of_type.dtype = unit.dtype;
+    (unit.trainable ? of_type.num_trainable : of_type.num_frozen) += numel;
+    (unit.trainable ? count.num_trainable : count.num_frozen) += numel;
+  }
+  if (by_type.size() > 1 || !by_type.contains(count.dtype))
+    for (const auto& [dtype, of_type] : by_type) count.by_type.push_back(of_type);
   return count;
 }
 

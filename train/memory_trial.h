@@ -85,10 +85,10 @@ struct MemoryTrial {
   int64_t model_state() const;  ///< of `held`
 };
 
-/// Bytes of the states that owners of whole parameters keep; 0 for other optimizers. `parameters`: the
-/// model's.
-int64_t owned_state_bytes_of(const OptimizerConfig& config,
-                             const std::vector<zero::ParameterSpec>& parameters);
+/// Fills in the bytes of the states that owners of whole parameters keep; 0 for other optimizers.
+/// `parameters`: the model's.
+void count_owned(const OptimizerConfig& config, const std::vector<zero::ParameterSpec>& parameters,
+                 ModelCount& count);
 /// What the formulas need of the engine's model and configuration.
 ModelCount count_of(Engine& engine);
 

@@ -257,7 +257,7 @@ class EstimateTest(ToolTest):
     def test_of_a_configuration(self):
         """The estimate equals the measured state of the same model."""
         name = self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 16, "hidden": 256}, train_batch_size=10))
-        for changes in (["--set", "bf16.enabled=true"], ["--set", "optimizer.type=SGD", "--set", "data_types.grad_accum_dtype=fp32"]):
+        for changes in (["--set", "bf16.enabled=true"], ["--set", "optimizer.type=SGD", "--set", "data_types.grad_accum_dtype=fp32"], ["--set", "checkpoint.async=true"]):
             changes = [*changes, "--set", "comm.backend=gloo"]
             self.assert_succeeded(self.run_tool("memory", name, "--steps", 1, "--nproc", 2, "--stages", "0,3", "--out", "m", *changes))
             measured = {trial["stage"]: trial["held"] for trial in json.loads((self.folder / "m" / "memory.json").read_text())["trials"]}
@@ -266,12 +266,24 @@ class EstimateTest(ToolTest):
             lines = {int(line.split()[1]): [float(word) for word in line.split()[2:7]] for line in out.split("The same with")[0].splitlines() if line.startswith("stage ")}
             for stage, held in measured.items():
                 expected = [held[use] / 1e6 for use in ("parameters", "gradients", "master", "optimizer")]
-                for shown, wanted in zip(lines[stage], [*expected, sum(expected)]):
+                for shown, wanted in zip(lines[stage], [*expected, sum(expected) + held["snapshot"] / 1e6]):
                     self.assertAlmostEqual(shown, wanted, delta=0.06, msg=(changes, stage, out))  # a digit, and padding
+                self.assertEqual("copy for checkpoint.async" in out, held["snapshot"] > 0)
         out = self.estimate(name, "--fit", "1GB")
         self.assertRegex(out, r"stage 0 +1 +1 +-\n")
         batch = ["--set", "train_batch_size=16", "--set", "train_micro_batch_size_per_gpu=1"]  # of `train` on 8 ranks
         self.assertEqual(self.estimate(name, "--world", 8, *batch), self.estimate(name, "--world", 8))
+
+    def test_optimizers_of_whole_parameters(self):
+        """A parameter's state has one owner, however many ranks there are; the host updates none of them for GPUs."""
+        name = self.write("c.json", self.config(model={"type": "fashion_mnist_cnn", "channels": 16, "hidden": 256}, optimizer={"type": "AdamW8bit"},
+                                                train_batch_size=None, train_micro_batch_size_per_gpu=4))
+        self.assert_succeeded(self.run_tool("memory", name, "--steps", 1, "--simulate-world", 16, "--stages", 3, "--out", "m"))
+        held = json.loads((self.folder / "m" / "memory.json").read_text())["trials"][0]["held"]
+        out = self.estimate(name, "--world", 16)
+        self.assertAlmostEqual(float(self.columns(out, 5)[3]), held["optimizer"] / 1e6, delta=0.06)
+        on_gpus = out.split("on GPUs")[1].splitlines()
+        self.assertEqual([line.split()[2:] for line in on_gpus if line.startswith("stage ")], [["-"] * 6] * 4)
 
     def test_fit(self):
         out = self.estimate("--params", "7.5e9", "--world", 64, "--fit", "80GiB")

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "comm/init/self.h"
+#include "core/str.h"
 #include "engine/config/sharding_plan.h"
 #include "engine/engine.h"
 #include "engine/optimizer/optimizer_setup.h"
@@ -20,25 +21,13 @@ zero::StateBytes CountedModel::bytes(int stage, int64_t world, DType accumulate,
   return bytes_of({.sharding = zero::sharding_of(stage),
                    .accumulate_dtype = accumulate,
                    .one_copy_a_host = one_copy_a_host,
-                   .num_states = num_states,
                    .tiers = tiers},
                   world, tier);
 }
 
 zero::StateBytes CountedModel::bytes_in_groups(int64_t world, DType accumulate) const {
-  return bytes_of({.sharding = zero::sharding_of(3),
-                   .accumulate_dtype = accumulate,
-                   .num_states = num_states,
-                   .groups = groups},
-                  world, Tier::kDevice);
-}
-
-zero::StateBytes CountedModel::bytes_of(const zero::StateModel& state, int64_t world, Tier tier) const {
-  zero::StateBytes sum =
-      zero::estimate_state_bytes(num_trainable, static_cast<int>(world), dtype, state, tier);
-  if (tier == Tier::kDevice) sum.optimizer += (owned_state_bytes + world - 1) / world;
-  return sum +=
-         zero::state_bytes(zero::elements_of(num_frozen, world, dtype, false, state.groups), state, tier);
+  return bytes_of({.sharding = zero::sharding_of(3), .accumulate_dtype = accumulate, .groups = groups}, world,
+                  Tier::kDevice);
 }
 
 int64_t CountedModel::smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const {
@@ -79,8 +68,13 @@ CountedModel count_model(const std::string& config, const std::vector<std::strin
       alone, std::make_shared<comm::SelfCommunicator>(comm::SimulatedGroup{.size = kMany}), options);
   static_cast<train::ModelCount&>(model) = train::count_of(engine);
   model.num_states = num_states_of(run.engine.optimizer);
-  model.owned_state_bytes =
-      train::owned_state_bytes_of(run.engine.optimizer, engine.sharded_model().layout().parameters());
+  train::count_owned(run.engine.optimizer, engine.sharded_model().layout().parameters(), model);
+  model.async_checkpoints = run.engine.checkpoint.async;
+  if (!model.by_type.empty() && !run.engine.autocast.enabled) {
+    std::vector<std::string> types;
+    for (const train::ModelCount::OfType& one : model.by_type) types.emplace_back(name_of(one.dtype));
+    model.precision = join(types, " and ");
+  }
   return model;
 }
 

@@ -25,9 +25,6 @@ struct CountedModel : train::ModelCount {
   zero::StateBytes bytes_in_groups(int64_t world, DType accumulate) const;
   /// Returns what zero::smallest_world returns for this model.
   int64_t smallest_world(int stage, zero::Tiers tiers, int64_t budget_bytes) const;
-
- private:
-  zero::StateBytes bytes_of(const zero::StateModel& state, int64_t world, zero::Tier tier) const;
 };
 
 using train::kAllOnDisk, train::kAllOnHost, train::kOptimizerOnDisk, train::kOptimizerOnHost;

@@ -115,6 +115,8 @@ class Fit {
     read();
     check_fit_output(config_, output());
     model_ = count_model(config_, overrides_, log_);
+    model_.async_checkpoints = model_.async_checkpoints && !on_cuda_;
+    if (!on_cuda_) model_.largest_owned_bytes = 0;  // what all ranks have together counts
     print_head();
     try {
       const Candidate* const found = first_that_fits();
@@ -236,7 +238,7 @@ std::vector<Fit::Place> Fit::places() {
 void Fit::add_place(Place place, std::vector<Place>& places) {
   int64_t last = INT64_MAX;
   for (const int stage : std::views::iota(static_cast<int>(run_.engine.zero.stage), zero::kMaxStage + 1)) {
-    if (!can_offload(zero::sharding_of(stage), num_ranks_, place.tiers->tiers)) continue;
+    if (!model_.can_offload(zero::sharding_of(stage), num_ranks_, place.tiers->tiers)) continue;
     const Setting setting = setting_of(stage, place, "none", 1);
     if (const int64_t disk = state_bytes(setting, Tier::kDisk); disk > disk_limit_) {
       disk_missing_ = disk_missing_ == 0 ? disk : std::min(disk_missing_, disk);

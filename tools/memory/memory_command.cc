@@ -152,8 +152,7 @@ int compare(const MemoryFlags& flags, const TrialStart& start, train::MemoryPage
       std::ranges::find(page.runs, page.stage, [](const train::MeasuredRun& run) { return run.trial.stage; });
   const train::MemoryTrial& trial = (own == page.runs.end() ? page.runs.front() : *own).trial;
   const train::RunConfig config = run_config(flags, trial.world_size, trial.stage);
-  for (const TrialSetting& setting :
-       variants_of(trial, config.engine.gradient_accumulation_steps, flags.out)) {
+  for (const TrialSetting& setting : variants_of(trial, config.engine, flags.out)) {
     TrialResult result = run_trial_ranks(start, setting, log);
     if (result.exit_code > 128 && launcher::ends_a_run(result.exit_code - 128)) return result.exit_code;
     if (result.exit_code == 0)

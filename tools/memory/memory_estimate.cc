@@ -13,6 +13,7 @@
 #include "tools/common/columns.h"
 #include "tools/common/command_line.h"
 #include "tools/memory/counted_model.h"
+#include "train/memory_trial.h"
 #include "train/report/report.h"
 #include "zero/plan/memory_model.h"
 
@@ -66,8 +67,8 @@ CountedModel counted_by_flags(const EstimateFlags& flags) {
         "--optimizer Adafactor: its states depend on the shapes of the parameters; expected a "
         "configuration in place of --params, `tessera memory --estimate CONFIG`");
   estimated.num_states = num_states_of(optimizer);
-  estimated.owned_state_bytes = train::owned_state_bytes_of(
-      optimizer, {{.name = "", .shape = {estimated.num_trainable}, .aliases = {}}});  // all in blocks
+  train::count_owned(optimizer, {{.name = "", .shape = {estimated.num_trainable}, .aliases = {}}}, estimated);
+  estimated.largest_owned_bytes = 0;  // this was all of them
   estimated.groups = flags.groups;
   return estimated;
 }
@@ -90,9 +91,14 @@ void print_stages(const CountedModel& estimated, int world) {
   // The paper accumulates gradients in the model's own dtype; Tessera in fp32, unless
   // data_types.grad_accum_dtype says otherwise.
   const bool two = estimated.dtype != DType::kFloat32 && estimated.accumulate != estimated.dtype;
+  const int64_t snapshot = estimated.bytes(0, world, estimated.accumulate).snapshot;
   const std::string gradients = two ? str("gradients in ", name_of(estimated.dtype)) : "";
   std::cout << (unit == 1e9 ? "\nGB (10^9 bytes) a rank on " : "\nMB (10^6 bytes) a rank on ") << world
-            << (world == 1 ? " rank" : " ranks") << "\n\n"
+            << (world == 1 ? " rank" : " ranks")
+            << (snapshot > 0 ? str("\nEach total has the copy for checkpoint.async, of CPU ranks: ",
+                                   in_unit(snapshot, unit, 0))
+                             : "")
+            << "\n\n"
             << "          parameters  gradients  master  optimizer     total"
             << (two ? "   " + gradients : "") << '\n';
   const auto print = [&](const std::string& name, const auto& bytes_with) {
@@ -129,8 +135,9 @@ void print_tiers(const CountedModel& estimated, int world, const char* head,
     for (const auto& [tiers, below] : settings)
       for (const Tier tier : {Tier::kDevice, below}) {
         const zero::StateBytes bytes = estimated.bytes(stage, world, estimated.accumulate, tiers, tier);
-        std::cout << (can_offload(zero::sharding_of(stage), world, tiers) ? in_unit(bytes.total(), unit, 10)
-                                                                          : padded_left("-", 10));
+        std::cout << (estimated.can_offload(zero::sharding_of(stage), world, tiers)
+                          ? in_unit(bytes.total(), unit, 10)
+                          : padded_left("-", 10));
       }
     std::cout << '\n';
   }

@@ -29,18 +29,29 @@ fs::path timeline_file(const fs::path& folder, int rank) {
 }
 
 nlohmann::ordered_json to_json(const ModelCount& model) {
-  return {{"num_trainable", model.num_trainable}, {"num_frozen", model.num_frozen},
-          {"num_states", model.num_states},       {"owned", model.owned_state_bytes},
-          {"precision", name_of(model.dtype)},    {"gradients", name_of(model.accumulate)}};
+  nlohmann::ordered_json json = {
+      {"num_trainable", model.num_trainable},   {"num_frozen", model.num_frozen},
+      {"num_states", model.num_states},         {"owned", model.owned_state_bytes},
+      {"largest", model.largest_owned_bytes},   {"precision", name_of(model.dtype)},
+      {"gradients", name_of(model.accumulate)}, {"snapshot", model.async_checkpoints}};
+  json["types"] = nlohmann::ordered_json::array();
+  for (const ModelCount::OfType& one : model.by_type)
+    json["types"].push_back({name_of(one.dtype), one.num_trainable, one.num_frozen});
+  return json;
 }
 
 ModelCount model_count_of(const nlohmann::ordered_json& json) {
-  return {.num_trainable = json.at("num_trainable"),
-          .num_frozen = json.at("num_frozen"),
-          .num_states = json.at("num_states"),
-          .owned_state_bytes = json.at("owned"),
-          .dtype = parse_dtype(json.at("precision").get<std::string>()).value(),
-          .accumulate = parse_dtype(json.at("gradients").get<std::string>()).value()};
+  ModelCount model{.num_trainable = json.at("num_trainable"),
+                   .num_frozen = json.at("num_frozen"),
+                   .num_states = json.at("num_states"),
+                   .owned_state_bytes = json.at("owned"),
+                   .largest_owned_bytes = json.at("largest"),
+                   .dtype = parse_dtype(json.at("precision").get<std::string>()).value(),
+                   .accumulate = parse_dtype(json.at("gradients").get<std::string>()).value(),
+                   .async_checkpoints = json.at("snapshot")};
+  for (const nlohmann::ordered_json& one : json.at("types"))
+    model.by_type.push_back({dtype_named(one.at(0).get<std::string>()).value(), one.at(1), one.at(2)});
+  return model;
 }
 
 }  // namespace
@@ -91,8 +102,9 @@ TrialResult run_trial_ranks(const TrialStart& start, const TrialSetting& setting
   return result;
 }
 
-std::vector<TrialSetting> variants_of(const MemoryTrial& own, int64_t accumulation,
+std::vector<TrialSetting> variants_of(const MemoryTrial& own, const EngineConfig& config,
                                       const std::string& disk_folder) {
+  const int64_t accumulation = config.gradient_accumulation_steps;
   std::vector<TrialSetting> variants;
   const auto batch_of = [&](int64_t micro_batch) {
     return std::vector<std::string>{str("train_micro_batch_size_per_gpu=", micro_batch),
@@ -114,13 +126,14 @@ std::vector<TrialSetting> variants_of(const MemoryTrial& own, int64_t accumulati
       variants.push_back(std::move(setting));
     }
   const zero::Sharding sharding = zero::sharding_of(own.stage);
+  const bool in_groups = own.world_size > 1 && config.zero.mics_shard_size > 0;  // which refuse state on disk
   const nlohmann::json nowhere = {{"device", "none"}};
   if (own.tiers != train::kTierSettings.front().key) {
     variants.push_back({.stage = own.stage,
                         .overrides = {str("zero_optimization.offload_optimizer=", nowhere.dump()),
                                       str("zero_optimization.offload_param=", nowhere.dump())},
                         .label = str("stage ", own.stage, ", all in memory")});
-  } else if (can_offload(sharding, own.world_size, train::kOptimizerOnDisk)) {
+  } else if (!in_groups && can_offload(sharding, own.world_size, train::kOptimizerOnDisk)) {
     // As a bare word, which --set takes a value for that is no JSON: a folder's name need not be UTF-8.
     const std::string key = "zero_optimization.offload_optimizer";
     variants.push_back(

@@ -42,8 +42,8 @@ TrialResult run_trial_ranks(const TrialStart& start, const TrialSetting& setting
 void write_trial(const std::filesystem::path& folder, const train::MemoryTrial& trial, bool timeline);
 
 /// The configuration with one thing changed each: other recomputation, another micro-batch, optimizer states
-/// on disk in `disk_folder`. `own`: what was measured as it is; `accumulation`: micro-steps a step.
-std::vector<TrialSetting> variants_of(const train::MemoryTrial& own, int64_t accumulation,
+/// on disk in `disk_folder`. `own`: what was measured as it is, of `config`.
+std::vector<TrialSetting> variants_of(const train::MemoryTrial& own, const EngineConfig& config,
                                       const std::string& disk_folder);
 
 }  // namespace tessera::tools
