@@ -23,14 +23,14 @@ struct Gradients {
   at::Tensor hidden, weight, bias;  // undefined: not asked for
 };
 
-/// Adds the gradients of one chunk. probabilities: (rows, vocabulary) fp32, overwritten; counts: (rows),
-/// false where the target is ignored.
+/// Adds the gradients of one chunk, times `factor`. probabilities: (rows, vocabulary) fp32, overwritten;
+/// counts: (rows), false where the target is ignored.
 void add_gradients(Gradients& gradients, at::Tensor probabilities, const at::Tensor& hidden,
                    const at::Tensor& weight, const at::Tensor& target, const at::Tensor& counts,
-                   const at::Tensor& scale, int64_t first_row) {
+                   const at::Tensor& factor, int64_t first_row) {
   const at::Tensor column = at::where(counts, target, 0).unsqueeze(1);  // ignore_index may be any number
   probabilities.scatter_add_(1, column, at::full({1, 1}, -1, probabilities.options()).expand_as(column));
-  probabilities.mul_(at::where(counts, scale, 0).unsqueeze(1));  // `scale` is infinite where no row counts
+  probabilities.mul_(at::where(counts, factor, 0).unsqueeze(1));  // it may be infinite where no row counts
   const at::Tensor low = probabilities.to(hidden.scalar_type());
   if (gradients.hidden.defined())
     gradients.hidden.narrow(0, first_row, hidden.size(0))
@@ -47,30 +47,47 @@ struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
     const bool has_bias = bias.has_value() && bias->defined();
     Gradients gradients;
     if (wants.hidden) gradients.hidden = at::empty_like(hidden);
-    if (wants.weight) gradients.weight = at::zeros_like(weight);
-    if (has_bias && wants.bias) gradients.bias = at::zeros(bias->sizes(), bias->options().dtype(at::kFloat));
+    const auto zeros = [](const at::Tensor& like) {  // to add up the chunks in: fp32 at least
+      return at::zeros(like.sizes(), like.options().dtype(at::promoteTypes(like.scalar_type(), at::kFloat)));
+    };
+    if (wants.weight) gradients.weight = zeros(weight);
+    if (has_bias && wants.bias) gradients.bias = zeros(*bias);
     const at::Tensor counts = target != ignore_index;
     const at::Tensor scale = 1 / counts.sum().to(at::kFloat);
-    at::Tensor sum = at::zeros({}, scale.options());
+    at::Tensor sum = at::zeros({}, scale.options()), factor = scale, rest = at::ones_like(scale);
     for (int64_t row = 0; row < hidden.size(0); row += chunk_rows) {
       const int64_t rows = std::min(chunk_rows, hidden.size(0) - row);
       const at::Tensor part = hidden.narrow(0, row, rows), wanted = target.narrow(0, row, rows);
-      const at::Tensor logits = at::linear(part, weight, has_bias ? bias : std::nullopt).to(at::kFloat);
-      const at::Tensor log_probabilities = at::log_softmax(logits, -1);
+      const at::Tensor logits = at::linear(part, weight, has_bias ? bias : std::nullopt);
+      if (row == 0 && logits.scalar_type() == at::kHalf) {
+        // fp16 would lose what is divided by all rows. So it is multiplied by that, and by the loss scale,
+        // when it is added up. The sum over a chunk is within what fp16 has.
+        factor = at::full_like(scale, std::min(1.0, 64.0 / static_cast<double>(rows)));
+        rest = at::where(counts.any(), scale / factor, 0);
+      }
+      const at::Tensor log_probabilities = at::log_softmax(logits.to(at::kFloat), -1);
       sum = sum + at::nll_loss(log_probabilities, wanted, {}, at::Reduction::Sum, ignore_index);
       if (gradients.hidden.defined() || gradients.weight.defined() || gradients.bias.defined())
         add_gradients(gradients, log_probabilities.exp(), part, weight, wanted, counts.narrow(0, row, rows),
-                      scale, row);
+                      factor, row);
     }
-    if (gradients.bias.defined()) gradients.bias = gradients.bias.to(bias->scalar_type());
-    context->save_for_backward({gradients.hidden, gradients.weight, gradients.bias});
+    const bool in_fp16 = !factor.is_same(scale);  // there backward may raise what fp16 has not
+    if (!in_fp16 && gradients.weight.defined()) gradients.weight = gradients.weight.to(weight.scalar_type());
+    if (!in_fp16 && gradients.bias.defined()) gradients.bias = gradients.bias.to(bias->scalar_type());
+    context->save_for_backward({gradients.hidden, gradients.weight, gradients.bias, rest});
     return sum * scale;
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradient) {
-    variable_list gradients;
-    for (const at::Tensor& saved : context->get_saved_variables())
-      gradients.push_back(saved.defined() ? saved * gradient[0].to(saved.scalar_type()) : at::Tensor());
+    variable_list gradients = context->get_saved_variables();
+    const at::Tensor factor = gradient[0] * gradients[3];
+    for (at::Tensor& saved : gradients) {
+      if (!saved.defined()) continue;
+      // A loss scale may be more than fp16 has. Autograd casts the result to the type of the argument.
+      if (saved.scalar_type() == at::kHalf) saved = saved.to(at::kFloat);
+      saved = saved * factor.to(saved.scalar_type());
+    }
+    gradients.resize(3);
     gradients.resize(7);
     return gradients;
   }

@@ -86,6 +86,25 @@ TEST(ChunkedLoss, InBfloat16) {
     EXPECT_TRUE(at::allclose(chunked.gradients[i], plain.gradients[i], 5e-2, 5e-2)) << i;
 }
 
+TEST(ChunkedLoss, RoundsInSixteenBitsAsThePlainLoss) {
+  constexpr double kLossScale = 1 << 17;  // more than fp16 has
+  constexpr int64_t kManyRows = 4096;
+  const at::Tensor target = randint(kWords, {kManyRows}, 4);
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    const at::Tensor hidden = (randn({kManyRows, kDim}, 1) / 4).to(dtype).set_requires_grad(true);
+    const at::Tensor weight = (randn({kWords, kDim}, 2) / 4).to(dtype).set_requires_grad(true);
+    (chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = 8}) * kLossScale).backward();
+    const at::Tensor exact_hidden = hidden.detach().to(at::kDouble).set_requires_grad(true);
+    const at::Tensor exact_weight = weight.detach().to(at::kDouble).set_requires_grad(true);
+    (at::cross_entropy_loss(at::linear(exact_hidden, exact_weight), target) * kLossScale).backward();
+    for (const auto& [found, exact] : {std::pair(hidden, exact_hidden), std::pair(weight, exact_weight)}) {
+      EXPECT_EQ(found.grad().scalar_type(), dtype);
+      const at::Tensor error = found.grad().to(at::kDouble) - exact.grad();
+      EXPECT_LT((error.norm() / exact.grad().norm()).item<double>(), 0.005) << dtype << " " << found.sizes();
+    }
+  }
+}
+
 TEST(ChunkedLoss, HoldsNoMoreThanAChunkOfLogits) {
   const int64_t words = 4096, rows = 512, chunk = 64;
   const at::Tensor hidden = randn({rows, 8}, 1).set_requires_grad(true);
