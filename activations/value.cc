@@ -7,7 +7,6 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <xxhash.h>
 
 #include <cctype>
@@ -17,6 +16,7 @@
 
 #include "core/error.h"
 #include "core/str.h"
+#include "zero/memory/pause_listening.h"
 #include "zero/memory/unit_memory.h"
 
 namespace tessera::activations {
@@ -41,11 +41,10 @@ Value::~Value() {
 
 namespace {
 
-/// The operators that are called while one lives run below autograd, and below modes of Python
-/// (TorchDispatchMode), which are the model's.
+/// The operators that are called while one lives run below autograd, and below modes, which are the model's.
 struct BelowAutograd {
   at::AutoDispatchBelowADInplaceOrView no_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_modes{c10::python_ks};
+  zero::BelowModes no_modes;
 };
 
 }  // namespace

@@ -82,6 +82,7 @@ parity_peft            test  2      parity_rank.py shm peft
 parity_peft            full  1      parity_rank.py auto peft
 parity_peft            full  2      parity_rank.py gloo peft
 patterns               test  2      patterns_rank.py shm
+patterns               test  1      patterns_rank.py auto : modes_of_the_caller_do_not_hear_the_engine
 patterns               test  2      uneven_rank.py! held
 patterns               test  2      uneven_rank.py! leaf
 patterns               full  1      patterns_rank.py auto

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/memory/allocation_failure.h"
+#include "zero/memory/pause_listening.h"
 #include "zero/memory/storage_access.h"
 
 namespace tessera::zero {
@@ -453,6 +454,7 @@ void Residency::unpin(const std::vector<int>& units, bool writable) {
 
 template <class Function>
 auto Residency::or_kept(const Function& function) {
+  const BelowModes below_modes;  // also where no operator asks for the unit
   try {
     return function();
   } catch (...) {

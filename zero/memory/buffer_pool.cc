@@ -4,10 +4,13 @@
 
 #include <algorithm>
 
+#include "zero/memory/pause_listening.h"
+
 namespace tessera::zero {
 
 at::Tensor BufferPool::allocate(int64_t bytes) const {
   const MemoryFor use(use_);
+  const BelowModes below_modes;
   const int64_t alignment = options_.alignment, with_alignment = bytes + alignment - 1;
   const at::Tensor memory =
       options_.allocate

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "zero/memory/pause_listening.h"
+
 namespace tessera::zero {
 
 /// An operator, a graph of torch.compile, or a node of backward, that begins or ends. Blocks that code marks
@@ -81,7 +83,7 @@ class Hearing {
   Needs needs_;
 };
 
-/// While one lives, no observer hears the operators of this thread: they are the engine's own. As
+/// While one lives, no observer and no mode hears the operators of this thread: they are the engine's own. As
 /// PauseListening, which is for longer work: entering and leaving that makes libtorch rebuild its lists of
 /// callbacks for every scope, 0.7 us in all, while an operator whose units are unsharded costs a seventh of
 /// that. Other threads need none: what they get of a unit for a collective is a view of plain memory
@@ -94,6 +96,7 @@ class OurOwnOperators {
 
  private:
   bool before_;
+  BelowModes below_modes_;
 };
 
 /// While one lives, the operators of this thread repeat what was computed before: they read parameters, but

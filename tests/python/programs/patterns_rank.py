@@ -1,13 +1,17 @@
-"""What users do with parameters and modules between steps: hooks that come and go, freezing and unfreezing, averages of weights, vmap;
+"""What users do with parameters and modules between steps: hooks that come and go, freezing and unfreezing, averages of weights, vmap, modes;
 and models that cannot be trained. Beside plain PyTorch, at every stage. The models that train as they are, are in patterns.py."""
 import copy
+import functools
 
 import models
 import tessera
 import torch
 from checks import STAGES, check, config, largest_difference, loss_of, main, mlp, raises, sgd, train, train_plainly
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 rank, world = tessera.comm.get_rank(), tessera.comm.get_world_size()
 BATCHES = [[models._vectors(step * world + r, 4, 16) for r in range(world)] for step in range(6)]
@@ -123,6 +127,48 @@ def gradients_of_each_sample_by_vmap():
             found.append(torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0))(dict(module.named_parameters()), *MINE))
         assert found[1]["0.weight"].shape == (4, 64, 16)
         assert largest_difference(found[1], found[0]) < 1e-6, stage
+
+
+def _fake(model, x):
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        return model(mode.from_tensor(x)).shape
+
+
+def _operators(model, x):
+    class Hears(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            heard.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    heard = []
+    with Hears():
+        model(x)
+    return heard
+
+
+def _saves_products(model, samples):
+    """The loss of a torch.utils.checkpoint that saves some results."""
+    saved = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+    layers = getattr(model, "module", model)
+    return functional.cross_entropy(checkpoint(layers, samples[0], use_reentrant=False, context_fn=saved), samples[1])
+
+
+@check
+def modes_of_the_caller_do_not_hear_the_engine():
+    """torch.func, a fake forward, a mode that hears operators, selective checkpoints: none of them has a part in gathers."""
+    ways = [lambda model, x: torch.func.jvp(model, (x,), (x,))[1], lambda model, x: torch.func.jacrev(model)(x[0]),
+            _fake, _operators]
+    for stage in STAGES:
+        plain = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())), nn.Linear(16, 5))
+        model, optimizer = copy.deepcopy(plain), sgd(plain)
+        engine = tessera.initialize(model=model, optimizer=sgd(model), config=config(stage, zero_optimization={
+            "stage": stage, "unit_numel": 300, "stage3_param_persistence_threshold": 0, "communication_buffers": 1}))[0]
+        for way in ways:
+            found, expected = way(model, MINE[0]), way(plain, MINE[0])
+            assert found == expected if isinstance(found, (list, torch.Size)) else torch.allclose(found, expected, atol=1e-5), (stage, found, expected)
+        for loss in (_saves_products, loss_of):
+            expected = train_plainly(plain, optimizer, BATCHES[:2], loss)
+            assert largest_difference(train(engine, BATCHES[:2], loss), expected) < 1e-5, stage
 
 
 @check
