@@ -105,10 +105,12 @@ c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }
 
+// torch.func.functionalize's tensors have a storage without memory.
 bool supported(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided && tensor.has_storage() && !tensor.is_meta() &&
          !tensor._is_zerotensor() && !tensor.is_inference() && !tensor.is_quantized() &&
-         !tensor.unsafeGetTensorImpl()->is_python_dispatch();
+         !tensor.unsafeGetTensorImpl()->is_python_dispatch() &&
+         !tensor.key_set().has(c10::DispatchKey::Functionalize);
 }
 
 bool is_parameter(const at::Tensor& tensor) { return zero::find_unit(*storage_of(tensor)) != nullptr; }

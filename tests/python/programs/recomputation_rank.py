@@ -188,6 +188,11 @@ def forward_mode():
 
 
 @check
+def tensors_without_memory():
+    compare(lambda self, x: self.head(torch.func.functionalize(lambda t: self.layers[1](self.layers[0](t).relu_()).sin())(self.first(x))))
+
+
+@check
 def collectives_in_the_forward():
     """Synchronized statistics, in place and as an operator that is differentiated."""
     import torch.distributed as dist
