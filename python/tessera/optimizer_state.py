@@ -91,7 +91,7 @@ class States(MutableMapping):
         self.write({self.name_of(parameter): ([], 0)})
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return (parameter for parameter in self._parameters if self._has(parameter))
+        return (parameter for parameter in self._parameters if self.is_live and self._has(parameter))  # none of an engine that has ended
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -1,4 +1,4 @@
-"""Two ranks of Lightning's Trainer on CPUs: `lightning_fit.py ddp|STAGE FOLDER`. Trains, saves, and goes on from the checkpoint. Prints JSON."""
+"""Two ranks of Lightning's Trainer on CPUs: `lightning_fit.py ddp|STAGE FOLDER`. Trains, saves, validates, and goes on from the checkpoint. Prints JSON."""
 import json
 import sys
 
@@ -39,7 +39,8 @@ def fit(epochs, data, checkpoint=None):
     trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy=way, max_epochs=epochs, logger=False, enable_progress_bar=False,
                                 gradient_clip_val=0.5, default_root_dir=folder)
     trainer.fit(Classifier(), data, data, ckpt_path=checkpoint)
-    return trainer, [float(trainer.callback_metrics[name]) for name in ("loss", "validation")]
+    found = [float(trainer.callback_metrics[name]) for name in ("loss", "validation")]
+    return trainer, [*found, *trainer.validate(trainer.lightning_module, data, verbose=False)[0].values()]
 
 
 def main():
