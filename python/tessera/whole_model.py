@@ -48,7 +48,7 @@ def give_back(engine):
         raise Error(f"destroy() inside of a GatheredParameters that holds {held}; leave it first")
     if engine.memory_record is not None:
         raise Error("destroy() inside of a memory_report of this engine; leave it first")
-    if engine._engine.has_failed and (engine._engine.shards_parameters or engine._engine.step_was_refused):
+    if engine._engine.has_failed and (engine.world_size == 1 or engine._engine.shards_parameters or engine._engine.step_was_refused):
         engine._engine.zero_grad()  # drops the gradients; collective, as gathering is. Elsewhere a rank may have failed alone, and its parameters are whole
     by_name = dict(engine.named_tensors)
     copies = []

@@ -126,7 +126,8 @@ void Residency::on_write(int unit, const at::Tensor& written, const char* operat
           parameter < 0 ? units_[unit].name : layout_.parameters()[parameter].name,
           " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
           max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
-                   : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()")));
+                   : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()",
+          "; zero_grad() on all ranks undoes this write")));
 }
 
 // Its unit was gathered and the cast was not: it is one of values from before an update, or something has
