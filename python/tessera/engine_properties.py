@@ -4,6 +4,7 @@ from typing import Any
 import torch
 
 from tessera import _engine
+from tessera.optimizer_options import plain
 
 
 class EngineProperties:
@@ -70,7 +71,7 @@ class EngineProperties:
 
     def get_lr(self) -> list[float]:
         """The rates of the next step, by param group."""
-        return [group["lr"] for group in self.optimizer.param_groups]
+        return [plain(group["lr"]) for group in self.optimizer.param_groups]
 
     def train_batch_size(self) -> int:
         """Samples of a step, over all ranks and micro-steps."""

@@ -1,5 +1,4 @@
 """The memory that a model's state takes, before it is trained."""
-import json
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +6,7 @@ import torch
 
 from tessera import _engine, arguments, module_state
 from tessera.errors import ConfigError
+from tessera.initialize import json_of
 
 
 def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | str | Path | None = None) -> "Estimate":
@@ -46,7 +46,10 @@ def estimate(model: torch.nn.Module, world: int = 1, config: dict[str, Any] | st
         raise ConfigError(f"config is {arguments.shown(config)}; expected a dict or the path of a "
                           "ds_config.json")
     is_file = isinstance(config, (str, Path))
-    text = arguments.path(config, "config") if is_file else json.dumps({"train_micro_batch_size_per_gpu": 1, **(config or {})})
+    given = {} if is_file else config or {}
+    has_batch = given.get("train_batch_size", "auto") != "auto"
+    default = {} if has_batch else {"train_micro_batch_size_per_gpu": 1}  # a size is required, and does not count here
+    text = arguments.path(config, "config") if is_file else json_of({**default, **given})
     table = Estimate()
     parsed = _engine.read_config(text, is_file, world, [])[0]
     for stage in range(4):

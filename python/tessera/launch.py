@@ -197,7 +197,7 @@ def _run_rank(function, args, rank, nproc, listener, sender, parent):
                 raise
             result = None
         # Whole: the pickles of torch.multiprocessing name memory and files of this process, which ends.
-        sender.send_bytes(pickle.dumps((None, False, result if rank == 0 else None)))
+        sender.send_bytes(_pickled(result if rank == 0 else None))
     except BaseException as error:
         # Before the others can fail because of it.
         sender.send_bytes(pickle.dumps((traceback.format_exc(), failures.note_of_peer(error), None)))
@@ -205,6 +205,16 @@ def _run_rank(function, args, rank, nproc, listener, sender, parent):
         raise SystemExit(1) from None
     finally:
         comm.destroy()
+
+
+def _pickled(result):
+    from tessera import arguments
+
+    try:
+        return pickle.dumps((None, False, result))
+    except Exception as error:
+        raise TypeError(f"launch(): rank 0's function returned {arguments.shown(result)}, which cannot be pickled ({error}); expected numbers, "
+                        "texts, tensors and containers of them, or None") from error
 
 
 def _await_results(ranks, receivers, error):

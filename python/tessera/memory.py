@@ -1,5 +1,6 @@
 """Where the memory of a step goes: a record of one step of one's own loop, as data and as a page."""
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -58,3 +59,7 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
 def _check_folder(file, rank):
     if rank == 0 and not file.absolute().parent.is_dir():
         raise FileNotFoundError(f"path is {str(file)!r}, whose folder does not exist; expected a file in a folder that does")
+    if rank == 0 and file.is_dir():
+        raise IsADirectoryError(f"path is {str(file)!r}, a folder; expected a file")
+    if rank == 0 and not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise PermissionError(f"path is {str(file)!r}, which this process may not write; expected a file that it may")

@@ -41,6 +41,10 @@ try:
     tessera.launch(bad, args=(7,), nproc=2)
 except tessera.Error as error:
     assert "failed: Traceback" in str(error) and "KeyError: 7" in str(error), error
+try:
+    tessera.launch(lambda: lambda: 1, nproc=2)
+except tessera.Error as error:
+    assert "TypeError: launch(): rank 0's function returned <function" in str(error) and "cannot be pickled" in str(error), error
 def fails_alone(culprit):
     tessera.comm.barrier()
     if tessera.comm.get_rank() == culprit:

@@ -408,6 +408,9 @@ def arguments_of_other_types_are_refused_in_one_line():
         refused(tessera.ConfigError, engine.step, "optimizer.param_groups[0]: lr", "expected a number")
     engine.optimizer.param_groups[0]["lr"] = torch.tensor(0.01)
     engine.step()
+    rates = engine.get_lr()
+    engine.optimizer.param_groups[0]["lr"].mul_(2)
+    assert rates == [torch.tensor(0.01).item()] and type(rates[0]) is float, rates
     for arguments, part in (({"seed": -1}, "seed is -1"), ({"seed": "x"}, "seed is 'x'"), ({"accumulation_steps": 0}, "accumulation_steps is 0"),
                             ({"micro_batch_size": 0}, "micro_batch_size is 0"), ({"micro_batch_size": 1.5}, "micro_batch_size is 1.5"),
                             ({"accumulation_steps": True}, "accumulation_steps is True")):
@@ -420,6 +423,7 @@ def arguments_of_other_types_are_refused_in_one_line():
     refused(TypeError, lambda: tessera.estimate(mlp(), world=1.5), "world is 1.5")
     refused(ValueError, lambda: tessera.estimate(mlp(), config=surrogate), "config is")
     refused(tessera.ConfigError, lambda: tessera.estimate(mlp(), config=5), "config is 5")
+    refused(tessera.ConfigError, lambda: tessera.estimate(mlp(), config={"seed": {1}}), "config: seed is {1} (a set)")
     refused(tessera.ConfigError, lambda: tessera.estimate("x"), "model is 'x'")
     refused(TypeError, lambda: tessera.launch(print, nproc=1.5), "nproc is 1.5")
     refused(TypeError, lambda: tessera.launch(print, args="abc"), "args is a str")
@@ -478,7 +482,11 @@ def the_configurations_schedule_is_moved_to_what_can_be():
     refused(tessera.ConfigError, lambda: schedule.load_state_dict({"num_steps": 3}), "has no last_epoch, but num_steps", "the engine's scheduler")
     schedule.step(3)
     assert schedule.last_epoch == 3
+    steps(engine, range(1))
+    optimizer = engine.optimizer
+    assert len(optimizer.state) > 0
     del engine
+    assert list(optimizer.state.items()) == []  # Lightning goes through them when it ends
     for call in (schedule.get_last_lr, schedule.state_dict, lambda: schedule.step(1), lambda: schedule.last_epoch):
         refused(tessera.Error, call, "the scheduler's engine is gone")
 
@@ -536,6 +544,7 @@ def arguments_of_initialize_count_or_are_refused():
     path.write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}}')
     tessera.comm.barrier()
     assert tessera.estimate(mlp(), world=2, config=path) == table
+    assert tessera.estimate(mlp(), world=2, config={"bf16": {"enabled": True}, "train_batch_size": 64, "gradient_accumulation_steps": 2}) == table
     raises(tessera.ConfigError, lambda: tessera.estimate(mlp(), world=0), "world is 0")
     raises(ValueError, lambda: tessera.launch(print, nproc=0), "nproc is 0")
 

@@ -112,7 +112,8 @@ def the_memory_of_a_step_is_recorded():
         assert second.memory_timeline()["blocks"]
     fresh = make(0)
     for wrong, error in ((lambda: fresh.memory_timeline(), tessera.Error), (lambda: tessera.memory_report(3).__enter__(), TypeError),
-                         (lambda: tessera.memory_report(fresh, place / "no" / "page.html").__enter__(), tessera.Error if rank else FileNotFoundError)):
+                         (lambda: tessera.memory_report(fresh, place / "no" / "page.html").__enter__(), tessera.Error if rank else FileNotFoundError),
+                         (lambda: tessera.memory_report(fresh, place).__enter__(), tessera.Error if rank else IsADirectoryError)):
         try:
             wrong()
         except error as found:
