@@ -232,7 +232,7 @@ def destroy_ends_also_where_one_rank_has_failed_alone():
             micro_step(again, 7)
             assert not torch.equal(again.state_dict()["layers.0.weight"], before["layers.0.weight"])
             again.destroy()
-        if world == 1 or stage == 3:
+        if world == 1:
             engine = make(stage, 2)
             before = engine.state_dict()
             raises(RuntimeError, lambda e=engine, b=before: e.module.load_state_dict({name: value + 1 for name, value in b.items()}), "writes into")
