@@ -71,6 +71,14 @@ auto of_caller(const CheckpointLoader& loader, const Function& function) try {
   throw CheckpointError(loader.checkpoint().path(), ": ", error.what());
 }
 
+/// Null in place of another program's groups without parameters, which no group of the optimizer gets.
+void leave_out_empty(const checkpoint::ForeignCheckpoint& foreign, json& groups) {
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (std::ranges::none_of(foreign.parameters,
+                             [&](const auto& one) { return one.group == static_cast<int>(i); }))
+      groups[i] = nullptr;
+}
+
 /// What of a checkpoint is to be loaded and cannot be taken over, a line each. Takes it out of `state`.
 /// Throws CheckpointError, unless that is allowed.
 std::vector<std::string> lost_of(const CheckpointLoader& loader, CheckpointState& state,
@@ -83,6 +91,8 @@ std::vector<std::string> lost_of(const CheckpointLoader& loader, CheckpointState
   if (const std::string line = other_groups(loader, state.client_state, options); !line.empty()) {
     lost.push_back({LostValue::Kind::kOption, "", line});
     state.client_state[kParamGroups] = json::array();
+  } else if (foreign != nullptr && state.client_state.contains(kParamGroups)) {
+    leave_out_empty(*foreign, state.client_state[kParamGroups]);
   }
   if (options.load_module_only) lost.clear();
   for (const LostValue& one : lost)

@@ -45,10 +45,13 @@ comm::JoinOptions join_options(const TrainerConfig& trainer, const Logger& logge
 }
 
 /// The folder of the run that goes on, whose task keeps the files() that it has begun with; "" for a new one.
-std::filesystem::path resumed_run(const TrainerConfig& trainer, const TrainerStart& start) {
-  std::error_code error;
-  const bool is_there = start.resume && std::filesystem::exists(checkpoints_of(trainer.output_dir), error);
-  return is_there ? trainer.output_dir : "";
+std::filesystem::path resumed_run(const TrainerConfig& trainer, bool goes_on) {
+  const std::filesystem::path& folder = trainer.output_dir;
+  const auto is_there = [](const std::filesystem::path& path) {
+    std::error_code error;
+    return std::filesystem::exists(path, error);
+  };
+  return goes_on && (is_there(checkpoints_of(folder)) || is_there(folder / kRunIdName)) ? folder : "";
 }
 
 }  // namespace
@@ -135,7 +138,8 @@ Summary run(RunConfig run, const Registry& registry, const comm::Environment& en
             const TrainerOutput& output, TrainerStart start) {
   if (environment.rank == 0) log_report(run, output.logger);
   set_up_process(run.trainer, environment);
-  const std::unique_ptr<Task> task = registry.make(run.model, run.data, resumed_run(run.trainer, start));
+  const bool goes_on = start.resume || environment.restart_count > 0;
+  const std::unique_ptr<Task> task = registry.make(run.model, run.data, resumed_run(run.trainer, goes_on));
   const comm::CommunicatorPtr comm = join_group(run.trainer, environment, output.logger);
   std::optional<Trainer> trainer;
   try {

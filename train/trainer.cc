@@ -142,8 +142,8 @@ void Trainer::warn_of_no_effect() const {
           "trainer.histograms_every_steps: no effect without tensorboard or jsonl_monitor");
   warn_if(
       trainer.export_model && !checkpoints_->saves(),
-      "trainer.export_model: no effect with trainer.save_every_epochs and save_every_steps 0: the weights "
-      "are not kept");
+      "trainer.save_every_epochs and save_every_steps are 0: no weights are kept, and trainer.export_model "
+      "writes none; expected one above 0, or export_model false");
 }
 
 void Trainer::resolve_schedule() {

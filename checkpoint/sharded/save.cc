@@ -99,7 +99,7 @@ class Publisher {
   /// In reverse order.
   void undo() {
     for (const Pointer& pointer : pointers_) {
-      if (content_of(pointer.path) == pointer.old) continue;
+      if (content_of(pointer.path) != pointer.text) continue;  // not written yet, or by another save since
       if (pointer.old)
         disk_.replace_file(pointer.path, *pointer.old);
       else

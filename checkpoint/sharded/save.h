@@ -17,7 +17,8 @@
 // new checkpoint on some hosts and the previous one on all.
 //
 // Saves of other tags may go on in the directory: step 1 leaves the temporary folder of another one, which is
-// locked. Where the file system has no locks, there may be only one save at a time.
+// locked. Where the file system has no locks that all its hosts see, as NFS, there may be only one save at
+// a time.
 #pragma once
 
 #include <cstdint>

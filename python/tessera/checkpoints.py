@@ -261,12 +261,11 @@ def _load_python_state(engine, path, state, with_optimizer, with_schedule):
         # A rate is its schedule's, and goes with it; without a schedule of the engine's it is the optimizer's.
         with_rates = engine.lr_scheduler is None or (with_schedule and (has_schedule or not engine._steps_lr_scheduler))
         of_schedule = _OF_SCHEDULES | ({"momentum", "betas"} if getattr(engine.lr_scheduler, "cycle_momentum", False) else set())
-        groups = [{key: value for key, value in group.items() if (with_rates if key in of_schedule else with_optimizer)}
-                  for group in state.get(_GROUPS_STATE, [])]
+        saved = state.get(_GROUPS_STATE, [])
+        groups = [{key: value for key, value in (group or {}).items() if (with_rates if key in of_schedule else with_optimizer)} for group in saved]
         if steps_own:  # of a checkpoint that has them nowhere else
             groups = [{"lr": rate, **group} for group, rate in zip(groups, _rates_of(state, len(groups)))] or groups
-        if len(groups) == len(optimizer.param_groups):  # another program's has those without parameters, too
-            groups = [saved for saved, group in zip(groups, optimizer.param_groups) if group["params"]]
+        groups = [values for values, group in zip(groups, saved) if group is not None]  # None: of another program, without parameters
         own = len(optimizer.values())
         if len(groups) == own:
             optimizer.load_values(groups)

@@ -1,9 +1,13 @@
 """Training runs with all monitors on, read back with TensorBoard's reader, Python's csv module and a real MLflow server."""
 import csv
 import json
+import math
+import os
 import re
+import signal
 import sys
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
@@ -55,17 +59,31 @@ def decoded(data):
 
 
 class MonitorsTest(MonitoringTest):
-    def test_histograms(self):
-        """Of each parameter and its gradient, at the steps that the configuration names. Their values: tests/train/report/histograms_test.cc."""
-        self.assert_succeeded(self.run_tool("train", self.write("config.json", self.config(
-            trainer={"max_steps": 4, "histograms_every_steps": 2, "output_dir": "run", "device": "cpu"},
-            tensorboard={"enabled": True}, zero_optimization={"stage": 3})), "--nproc", 2))
-        events, model = read_events(self.folder / "run" / "tensorboard"), load_file(self.folder / "run" / "model.safetensors")
-        self.assertEqual(sorted(events.Tags()["histograms"]), sorted(f"{kind}/{name}" for kind in ("parameters", "gradients") for name in model))
-        for name, tensor in model.items():
-            self.assertEqual([event.step for event in events.Histograms("gradients/" + name)], [2, 4])
-            last = events.Histograms("parameters/" + name)[-1].histogram_value
-            self.assertEqual((last.num, last.min, last.max), (tensor.numel(), tensor.min().item(), tensor.max().item()))
+    def test_histograms_of_the_whole_model(self):
+        """The histograms of the ranks' shards add up to the whole model's, the same at each stage."""
+        seen = []
+        for stage in (3, 0):
+            self.assert_succeeded(self.run_tool("train", self.write("config.json", self.config(
+                trainer={"max_steps": 4, "histograms_every_steps": 2, "output_dir": f"run{stage}", "device": "cpu"},
+                tensorboard={"enabled": True}, zero_optimization={"stage": stage})), "--nproc", 2))
+            events = read_events(self.folder / f"run{stage}" / "tensorboard")
+            model = load_file(self.folder / f"run{stage}" / "model.safetensors")
+            self.assertEqual(sorted(events.Tags()["histograms"]), sorted(f"{kind}/{name}" for kind in ("parameters", "gradients") for name in model))
+            for name, tensor in model.items():
+                self.assertEqual([event.step for event in events.Histograms("gradients/" + name)], [2, 4])
+                last = events.Histograms("parameters/" + name)[-1].histogram_value
+                values = tensor.double()
+                self.assertEqual((last.num, last.min, last.max), (tensor.numel(), values.min().item(), values.max().item()))
+                self.assertAlmostEqual(last.sum_squares, (values * values).sum().item(), delta=1e-9 * last.sum_squares)
+                self.assertEqual(sum(last.bucket), tensor.numel())
+            # The mean gradient of the batch has the norm that was clipped by and reported.
+            gradients = {name: events.Histograms("gradients/" + name)[-1].histogram_value for name in model}
+            squares = sum(gradient.sum_squares for gradient in gradients.values())
+            reported = self.lines_of_metrics(f"run{stage}")
+            norm = next(record["grad_norm"] for record in reported if record["step"] == 4 and "grad_norm" in record)
+            self.assertAlmostEqual(math.sqrt(squares), norm, delta=1e-5 * norm)
+            seen.append(gradients)
+        self.assertEqual(seen[0], seen[1])
 
     def test_files(self):
         """DeepSpeed's sections, and ours, with 2 ranks; the numbers are those of a run without monitors."""
@@ -79,9 +97,14 @@ class MonitorsTest(MonitoringTest):
         events = read_events(folder)
         self.assertEqual(sorted(events.Tags()["scalars"]), sorted(expected))
         for scalar, values in expected.items():
-            self.assertEqual([event.step for event in events.Scalars(scalar)], [step for step, _ in values])
+            found = [(event.step, event.value) for event in events.Scalars(scalar)]
+            self.assertEqual([step for step, _ in found], [step for step, _ in values])
+            for (_, value), (_, exact) in zip(found, values):
+                self.assertAlmostEqual(value, exact, delta=1e-6 * abs(exact))
             with open(folder / (scalar.replace("/", "_") + ".csv"), newline="") as file:
-                self.assertEqual([(int(step), float(value)) for step, value in list(csv.reader(file))[1:]], values)
+                rows = list(csv.reader(file))
+            self.assertEqual(rows[0], ["step", scalar.rpartition("/")[2]])
+            self.assertEqual([(int(step), float(value)) for step, value in rows[1:]], values)
         lines = [json.loads(line) for line in (self.folder / "run" / "jsonl_monitor" / "events.jsonl").read_text().splitlines()]
         self.assertEqual(lines[0]["params"], json.loads((self.folder / "run" / "config.json").read_text()))
         self.assertEqual(lines[-1]["status"], "FINISHED")
@@ -133,6 +156,18 @@ class MlflowTrainingTest(MonitoringTest):
         params = params_of(run)
         self.assertEqual((params["train_batch_size"], params["optimizer.type"], params["model.channels"]), ("12", "AdamW", "4"))
         self.assertEqual(json.loads(self.server.artifact(run, "all_results.json")), self.results())
+
+    def test_a_rank_is_killed(self):
+        launcher = self.start("train", self.write("config.json", self.config(
+            trainer={"max_steps": 1000000, "output_dir": "run", "device": "cpu"}, mlflow=self.mlflow)), "--nproc", 2)
+        self.wait_for_steps(launcher)
+        while not (self.folder / "run" / "mlflow_run_id").exists():  # it is made beside training
+            self.assertIsNone(launcher.poll(), "the run has ended")
+            time.sleep(0.05)
+        rank_1, = (pid for pid, environment in self.marked().items() if environment.get("RANK") == "1")
+        os.kill(rank_1, signal.SIGKILL)
+        self.assertEqual(self.finish(launcher).code, 137)
+        self.assertEqual(self.run_of_this()["info"]["status"], "FAILED")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The segmentation example from one command: its data, and pictures of predictions."""
+"""The segmentation example from one command: the same bits at every stage, and pictures of predictions."""
 import json
 import struct
 import unittest
@@ -39,6 +39,19 @@ class SegmentationTest(ToolTest):
         outcome = self.run_tool("train", self.name, "--nproc", 2, *flags)
         self.assert_succeeded(outcome)
         return outcome
+
+    def test_stages_give_the_same_bits(self):
+        """With autocast, and running statistics."""
+        seen = []
+        for stage in (0, 3):
+            folder = f"stage{stage}"
+            self.train(folder, f"zero_optimization.stage={stage}", "torch_autocast.enabled=true",
+                       "zero_optimization.stage3_param_persistence_threshold=0", "zero_optimization.unit_numel=2000")
+            results = self.results(folder)
+            self.assertEqual((results["eval_samples"], results["zero_stage"]), (12, stage))
+            seen.append((self.losses(folder), results["eval_dice"], results["eval_loss"], (self.folder / folder / "model.safetensors").read_bytes()))
+        self.assertEqual(len(set(seen[0][0])), NUM_STEPS)
+        self.assertEqual(seen[1], seen[0])
 
     def test_pictures(self):
         outcome = self.train("run", "jsonl_monitor.enabled=true")

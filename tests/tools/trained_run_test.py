@@ -90,6 +90,18 @@ class TrainedRunTest(ToolTest):
         (self.folder / "run" / "model.safetensors").unlink()
         self.assert_succeeded(self.run_tool("predict", "run", "--set", "data.path=/nowhere", "--text", "好"))  # of the checkpoint
 
+    def test_predict_by_a_copy_of_the_checkpoints(self):
+        """Beside the run's own, which are there no more."""
+        (self.folder / "run" / "model.safetensors").unlink()
+        expected = self.run_tool("predict", "run", "--text", "a好b", "--json")
+        self.assert_succeeded(expected)
+        (self.folder / "run" / "checkpoints").rename(self.folder / "run" / "copy")
+        tag = (self.folder / "run" / "copy" / "latest").read_text().strip()
+        for folder in ("run/copy", f"run/copy/{tag}"):
+            outcome = self.run_tool("predict", folder, "--text", "a好b", "--json")
+            self.assert_succeeded(outcome)
+            self.assertEqual(outcome.out, expected.out)
+
     def test_a_language_model_goes_on(self):
         (self.folder / "letters.txt").write_text("abcdefg" * 400)
         name = self.write("gpt.json", {

@@ -46,7 +46,7 @@ TEST_F(TrainerTest, WarnsOfWhatHasNoEffectAndReportsTheRateOfAGroupWithParameter
               AllOf(HasSubstr("profiler.first_step: found 31, and the run ends after step 30: no effect"),
                     HasSubstr("flops_profiler.profile_step: found 31, and the run ends after step 30"),
                     HasSubstr("trainer.histograms_every_steps: no effect without tensorboard"),
-                    HasSubstr("trainer.export_model: no effect with trainer.save_every_epochs")));
+                    HasSubstr("trainer.save_every_epochs and save_every_steps are 0")));
   EXPECT_EQ(json_lines(folder_ / "metrics.jsonl")[0].at("learning_rate"), 0.25);
   config["profiler"]["first_step"] = config["flops_profiler"]["profile_step"] = 30;
   config["trainer"]["export_model"] = false;

@@ -21,12 +21,14 @@ namespace {
   throw ConfigError("trainer.output_dir: ", path, " cannot be written: ", reason);
 }
 
-/// Of a model, a configuration, or another program's training. A run of our own has an id, or records at
-/// least.
+/// Of a model, a configuration, or another program's training. A run of our own has an id, records, or a
+/// checkpoint.
 void refuse_files_of_no_run(const std::filesystem::path& folder) {
   std::error_code error;
-  const auto is_there = [&](const char* name) { return std::filesystem::exists(folder / name, error); };
-  if (is_there(kRunIdName) ||
+  const auto is_there = [&](const std::filesystem::path& name) {
+    return std::filesystem::exists(folder / name, error);
+  };
+  if (is_there(kRunIdName) || is_there(checkpoints_of("") / "latest") ||
       (is_there(kMetricsName) && std::filesystem::file_size(folder / kMetricsName, error) > 0))
     return;
   for (const char* const name : {kConfigName, kModelName, kStateName, kResultsName, kEvalResultsName})

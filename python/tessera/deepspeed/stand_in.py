@@ -49,7 +49,8 @@ _REFUSED_MODULES = {
     **dict.fromkeys(("comm.log_summary", "comm.configure"), "log of collectives: \"profiler\" in the configuration gives a trace that has each"),
     **dict.fromkeys(("runtime.lr_schedules.add_tuning_arguments", "runtime.lr_schedules.get_lr_from_config"),
                     "options of schedules on a command line: name the schedule in the section \"scheduler\" of the configuration"),
-    **dict.fromkeys((f"utils.logging.{name}" for name in ("print_dist", "print_json_dist", "log_dist_once")), "other call that logs than log_dist()"),
+    **dict.fromkeys((f"{module}.{name}" for module in ("utils", "utils.logging") for name in ("print_dist", "print_json_dist", "log_dist_once")),
+                    "other call that logs than log_dist()"),
 }
 _REFUSED_NAMES = {
     "add_tuning_arguments": "runtime.lr_schedules.add_tuning_arguments",
