@@ -23,11 +23,24 @@ struct Gradients {
   at::Tensor hidden, weight, bias;  // undefined: not asked for
 };
 
-/// Adds the gradients of one chunk, times `factor`. probabilities: (rows, vocabulary) fp32, overwritten;
-/// counts: (rows), false where the target is ignored.
+/// Adds what may have fewer bits. The CPU casts it first, which would need as much memory again: by blocks.
+void add_up(at::Tensor& sum, const at::Tensor& part) {
+  if (part.scalar_type() == sum.scalar_type() || !part.is_cpu()) {
+    sum.add_(part);
+    return;
+  }
+  constexpr int64_t kRows = 1024;
+  for (int64_t row = 0; row < sum.size(0); row += kRows) {
+    const int64_t rows = std::min(kRows, sum.size(0) - row);
+    sum.narrow(0, row, rows).add_(part.narrow(0, row, rows));
+  }
+}
+
+/// Adds the gradients of one chunk, times `factor`; the weights' times `of_weight`, too. probabilities:
+/// (rows, vocabulary) fp32, overwritten; counts: (rows), false where the target is ignored.
 void add_gradients(Gradients& gradients, at::Tensor probabilities, const at::Tensor& hidden,
                    const at::Tensor& weight, const at::Tensor& target, const at::Tensor& counts,
-                   const at::Tensor& factor, int64_t first_row) {
+                   const at::Tensor& factor, double of_weight, int64_t first_row) {
   const at::Tensor column = at::where(counts, target, 0).unsqueeze(1);  // ignore_index may be any number
   probabilities.scatter_add_(1, column, at::full({1, 1}, -1, probabilities.options()).expand_as(column));
   probabilities.mul_(at::where(counts, factor, 0).unsqueeze(1));  // it may be infinite where no row counts
@@ -35,7 +48,8 @@ void add_gradients(Gradients& gradients, at::Tensor probabilities, const at::Ten
   if (gradients.hidden.defined())
     gradients.hidden.narrow(0, first_row, hidden.size(0))
         .copy_(at::matmul(low, weight.to(low.scalar_type())));
-  if (gradients.weight.defined()) gradients.weight.add_(at::matmul(low.t(), hidden));
+  if (gradients.weight.defined())
+    add_up(gradients.weight, at::matmul(low.t(), of_weight == 1 ? hidden : hidden * of_weight));
   if (gradients.bias.defined()) gradients.bias.add_(probabilities.sum(0));
 }
 
@@ -55,23 +69,27 @@ struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
     const at::Tensor counts = target != ignore_index;
     const at::Tensor scale = 1 / counts.sum().to(at::kFloat);
     at::Tensor sum = at::zeros({}, scale.options()), factor = scale, rest = at::ones_like(scale);
+    bool in_fp16 = false;  // there backward may raise what fp16 has not
+    double of_weight = 1;
     for (int64_t row = 0; row < hidden.size(0); row += chunk_rows) {
       const int64_t rows = std::min(chunk_rows, hidden.size(0) - row);
       const at::Tensor part = hidden.narrow(0, row, rows), wanted = target.narrow(0, row, rows);
       const at::Tensor logits = at::linear(part, weight, has_bias ? bias : std::nullopt);
       if (row == 0 && logits.scalar_type() == at::kHalf) {
-        // fp16 would lose what is divided by all rows. So it is multiplied by that, and by the loss scale,
-        // when it is added up. The sum over a chunk is within what fp16 has.
-        factor = at::full_like(scale, std::min(1.0, 64.0 / static_cast<double>(rows)));
-        rest = at::where(counts.any(), scale / factor, 0);
+        // fp16 would lose what is divided by all rows. So backward does that, with the loss scale. The sum
+        // over a chunk stays within what fp16 has, and small probabilities keep their bits.
+        in_fp16 = true;
+        factor = at::ones_like(scale);
+        rest = at::where(counts.any(), scale, 0);
+        of_weight = std::min(1.0, 64.0 / static_cast<double>(rows));
       }
       const at::Tensor log_probabilities = at::log_softmax(logits.to(at::kFloat), -1);
       sum = sum + at::nll_loss(log_probabilities, wanted, {}, at::Reduction::Sum, ignore_index);
       if (gradients.hidden.defined() || gradients.weight.defined() || gradients.bias.defined())
         add_gradients(gradients, log_probabilities.exp(), part, weight, wanted, counts.narrow(0, row, rows),
-                      factor, row);
+                      factor, of_weight, row);
     }
-    const bool in_fp16 = !factor.is_same(scale);  // there backward may raise what fp16 has not
+    if (in_fp16 && gradients.weight.defined()) gradients.weight.div_(of_weight);
     if (!in_fp16 && gradients.weight.defined()) gradients.weight = gradients.weight.to(weight.scalar_type());
     if (!in_fp16 && gradients.bias.defined()) gradients.bias = gradients.bias.to(bias->scalar_type());
     context->save_for_backward({gradients.hidden, gradients.weight, gradients.bias, rest});
@@ -84,8 +102,8 @@ struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
     for (at::Tensor& saved : gradients) {
       if (!saved.defined()) continue;
       // A loss scale may be more than fp16 has. Autograd casts the result to the type of the argument.
-      if (saved.scalar_type() == at::kHalf) saved = saved.to(at::kFloat);
-      saved = saved * factor.to(saved.scalar_type());
+      saved = saved.scalar_type() == at::kHalf ? saved.to(at::kFloat).mul_(factor)
+                                               : saved * factor.to(saved.scalar_type());
     }
     gradients.resize(3);
     gradients.resize(7);

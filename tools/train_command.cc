@@ -101,7 +101,7 @@ void find_resumed(TrainFlags& flags, const train::TrainerConfig& trainer, bool h
   const bool is_tag = word.string().find('/') == std::string::npos &&
                       (fs::exists(own / word, error) || !fs::exists(word, error));
   const auto refuse_partial = [&] {  // of this run all is loaded
-    if (flags.allow_partial_load)
+    if (flags.allow_partial_load && !has_started)
       throw ConfigError("--allow-partial-load: --resume ", *flags.resume,
                         " is a checkpoint of this run, all of which is loaded; expected what another program "
                         "has saved, or no --allow-partial-load");

@@ -1,4 +1,5 @@
 """The whole model out of an engine's shards: in memory and in a file."""
+import contextlib
 from collections import OrderedDict
 
 import torch
@@ -48,8 +49,11 @@ def give_back(engine):
         raise Error(f"destroy() inside of a GatheredParameters that holds {held}; leave it first")
     if engine.memory_record is not None:
         raise Error("destroy() inside of a memory_report of this engine; leave it first")
-    if engine._engine.has_failed and (engine.world_size == 1 or engine._engine.shards_parameters or engine._engine.step_was_refused):
+    if engine._engine.has_failed and (engine._engine.shards_parameters or engine._engine.step_was_refused):
         engine._engine.zero_grad()  # drops the gradients; collective, as gathering is. Elsewhere a rank may have failed alone, and its parameters are whole
+    elif engine._engine.has_failed and engine.world_size == 1:
+        with contextlib.suppress(Error):  # after a load that failed half-way
+            engine._engine.zero_grad()
     by_name = dict(engine.named_tensors)
     copies = []
     for names in engine._engine.units():

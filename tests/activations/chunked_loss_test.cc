@@ -105,6 +105,19 @@ TEST(ChunkedLoss, RoundsInSixteenBitsAsThePlainLoss) {
   }
 }
 
+TEST(ChunkedLoss, SmallProbabilitiesKeepTheirBitsInFp16) {
+  constexpr int64_t kManyWords = 16384, kTargets = 16, kManyRows = 1024, kFewDims = 4;
+  const at::Tensor target = randint(kTargets, {kManyRows}, 4);
+  const at::Tensor hidden = (randn({kManyRows, kFewDims}, 1) / 4).to(at::kHalf);
+  const at::Tensor weight = (randn({kManyWords, kFewDims}, 2) / 4).to(at::kHalf).set_requires_grad(true);
+  (chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = kManyRows}) * 65536.0).backward();
+  const at::Tensor exact = weight.detach().to(at::kDouble).set_requires_grad(true);
+  (at::cross_entropy_loss(at::linear(hidden.to(at::kDouble), exact), target) * 65536.0).backward();
+  const auto others = [](const at::Tensor& gradient) { return gradient.slice(0, kTargets).to(at::kDouble); };
+  const at::Tensor error = others(weight.grad()) - others(exact.grad());
+  EXPECT_LT((error.norm() / others(exact.grad()).norm()).item<double>(), 0.001) << "words that are no target";
+}
+
 TEST(ChunkedLoss, HoldsNoMoreThanAChunkOfLogits) {
   const int64_t words = 4096, rows = 512, chunk = 64;
   const at::Tensor hidden = randn({rows, 8}, 1).set_requires_grad(true);

@@ -33,11 +33,11 @@ engine                 full  1      engine_rank.py auto
 engine                 full  1      flops_rank.py auto
 engine                 full  2      engine_rank.py gloo
 failed_steps           test  2      failed_steps_rank.py gloo
+failed_steps           test  1      failed_steps_rank.py auto
 failed_steps           test  2      different_engines_rank.py! gloo 3 gather
 failed_steps           test  2      different_engines_rank.py! shm 0 state_dict
 failed_steps           full  2      different_engines_rank.py! gloo 3 eval
 failed_steps           full  2      different_engines_rank.py! shm 3 gather
-failed_steps           full  1      failed_steps_rank.py auto
 failed_steps           full  2      failed_steps_rank.py shm
 foreign                test  2      foreign_rank.py auto
 foreign                full  1      foreign_rank.py auto

@@ -71,7 +71,7 @@ std::string reason_of(const CapturedRun& run, bool launcher_first) {
                                                                : &other;
     if (first != nullptr && first->empty()) *first = first == &other ? line : line.substr(line.find(' ') + 1);
   }
-  if (error.empty()) error = warning;
+  if (error.empty() && other.empty()) error = warning;
   if (launcher_first && !error.empty()) return error;
   if (!other.empty()) return other;
   return error.empty() ? str("exit code ", run.exit_code) : error;

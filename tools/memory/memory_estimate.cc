@@ -145,7 +145,9 @@ void print_tiers(const CountedModel& estimated, int world, const char* head,
 
 void print_fit(const CountedModel& estimated, const std::string& size, int given_world) {
   const int64_t budget = parse_size("--fit", size, /*bare_bytes=*/false);
-  std::cout << "\nThe smallest number of ranks of which each fits into " << size << "\n\n"
+  std::cout << "\nThe smallest number of ranks of which each fits into " << size
+            << (estimated.async_checkpoints ? ", with the copy for checkpoint.async of CPU ranks" : "")
+            << "\n\n"
             << "           in memory   optimizer on disk   parameters too\n";
   int smallest_stage = -1;
   bool any_fails = false;

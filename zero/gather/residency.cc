@@ -127,7 +127,7 @@ void Residency::on_write(int unit, const at::Tensor& written, const char* operat
           " belongs to the engine, and the write would be undone by the next step, or differ between ranks. ",
           max_norm ? "Leave max_norm out, and limit the norm of the rows that the embedding returns"
                    : "Write inside a GatheredParameters with modifier_rank set, or use load_weights()",
-          "; zero_grad() on all ranks undoes this write")));
+          "; if all ranks have made this write, zero_grad() on all of them undoes it")));
 }
 
 // Its unit was gathered and the cast was not: it is one of values from before an update, or something has
@@ -499,7 +499,10 @@ void Residency::give_buffers_back(const std::vector<int>& units) {
 }
 
 void Residency::wait(ParamUnit& unit) {
-  if (or_kept([&] { return unit.wait_for_unshard(); })) casts_.recast(unit.index, unit.memory.full());
+  if (!unit.gathering()) return;
+  or_kept([&] {
+    if (unit.wait_for_unshard()) casts_.recast(unit.index, unit.memory.full());
+  });
 }
 
 void Residency::wait_all() {

@@ -54,7 +54,7 @@ def initialize(args=None, model=None, optimizer=None, model_parameters=None, tra
     log_dist(f"DeepSpeed info: version={__version__}, git-hash={__git_hash__}, git-branch={__git_branch__}; Tessera stands in for it", ranks=[0])
     config = config_keys.readable(given_config(args, config, config_params))
     given = config_keys.given(config)
-    if isinstance(model_parameters, (list, tuple)) and not model_parameters and not config_keys.names_optimizer(given):
+    if isinstance(model_parameters, (list, tuple)) and not model_parameters and optimizer is None and not config_keys.names_optimizer(given):
         model_parameters = None  # as Lightning says that a model is evaluated only
     is_trained = optimizer is not None or model_parameters is not None or config_keys.names_optimizer(given)
     defaults = config_keys.defaults(given) if is_trained else []
