@@ -25,13 +25,11 @@ bool lock(const FileDescriptor& descriptor) {
 
 /// Whether no process has a lock on it. If so, takes the lock, until `descriptor` is closed.
 bool is_leftover(const fs::path& path, FileDescriptor& descriptor) {
-  // NFS locks no file that is open for reading alone; a folder, or another's file, cannot be opened
-  // otherwise.
-  for (const int access : {O_RDWR, O_RDONLY}) {
-    descriptor = FileDescriptor(::open(path.c_str(), access | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
-    if (descriptor) return lock(descriptor);
-  }
-  return false;
+  constexpr int kFlags = O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC;
+  // NFS locks no file that is open for reading alone. A folder can be opened in no other way.
+  descriptor = FileDescriptor(::open(path.c_str(), O_RDWR | kFlags));
+  if (!descriptor) descriptor = FileDescriptor(::open(path.c_str(), O_RDONLY | kFlags));
+  return descriptor && lock(descriptor);
 }
 
 }  // namespace

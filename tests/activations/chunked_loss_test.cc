@@ -113,7 +113,7 @@ TEST(ChunkedLoss, SmallProbabilitiesKeepTheirBitsInFp16) {
   (chunked_cross_entropy(hidden, weight, {}, target, {.chunk_rows = kManyRows}) * 65536.0).backward();
   const at::Tensor exact = weight.detach().to(at::kDouble).set_requires_grad(true);
   (at::cross_entropy_loss(at::linear(hidden.to(at::kDouble), exact), target) * 65536.0).backward();
-  const auto others = [](const at::Tensor& gradient) { return gradient.slice(0, kTargets).to(at::kDouble); };
+  const auto others = [&](const at::Tensor& gradient) { return gradient.slice(0, kTargets).to(at::kDouble); };
   const at::Tensor error = others(weight.grad()) - others(exact.grad());
   EXPECT_LT((error.norm() / others(exact.grad()).norm()).item<double>(), 0.001) << "words that are no target";
 }
