@@ -140,10 +140,6 @@ void Trainer::warn_of_no_effect() const {
             total_steps_, ": no effect");
   warn_if(trainer.histograms_every_steps > 0 && !records_histograms(),
           "trainer.histograms_every_steps: no effect without tensorboard or jsonl_monitor");
-  warn_if(
-      trainer.export_model && !checkpoints_->saves(),
-      "trainer.save_every_epochs and save_every_steps are 0: no weights are kept, and trainer.export_model "
-      "writes none; expected one above 0, or export_model false");
 }
 
 void Trainer::resolve_schedule() {

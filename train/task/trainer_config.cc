@@ -69,7 +69,7 @@ std::vector<config::Field> trainer_fields(TrainerConfig& c) {
        argument("early_stopping_threshold")},
       {"export_model", &c.export_model,
        "Writes `output_dir`/model.safetensors at the end: the best checkpoint (see `load_best_at_end`), or "
-       "the last if nothing is evaluated"},
+       "the last if nothing is evaluated. Without checkpoints none"},
       {"device", &c.device, "Where the model runs; auto: cuda when the machine has it",
        choices({"auto", "cpu", "cuda"}, {{"gpu", "cuda"}})},
       {"num_threads", &c.num_threads,

@@ -301,7 +301,6 @@ tutorial           Adagrad    3  groups=decay
 tutorial           Lion       0
 file               AdamW      2  groups=decay
 file               AdamW      1  groups=empty
-file               AdamW      3  groups=empty  via=dcp
 file               SGD        3  groups=decay
 file               Adagrad    1
 file               Lion       2  groups=decay
@@ -322,6 +321,7 @@ file               ASGD       1
 file               OneOfOurs  1
 file               LowRank    2  groups=decay
 dcp                AdamW      0
+dcp                AdamW      2  groups=empty  via=dcp
 dcp                SGD        1
 dcp                Adagrad    2
 dcp                Lion       3
