@@ -272,6 +272,8 @@ def types_are_exported_to_the_formats_that_have_them():
 @check
 def memory_that_runs_out_on_rank_0_ends_the_export_on_all_ranks():
     """In the conversion of a weight of 64 MiB in fp32 to bf16, which only rank 0 makes, and for the whole weight."""
+    if world == 1:  # which has the whole weight already
+        return
     engine, path = make(nn.Linear(4096, 4096, bias=False), 1, bf16={"enabled": True}), folder("short")
     unlimited = resource.getrlimit(resource.RLIMIT_AS)
     for free in (76, 40):
