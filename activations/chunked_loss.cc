@@ -99,13 +99,13 @@ struct ChunkedCrossEntropy : torch::autograd::Function<ChunkedCrossEntropy> {
   static variable_list backward(AutogradContext* context, const variable_list& gradient) {
     variable_list gradients = context->get_saved_variables();
     const at::Tensor factor = gradient[0] * gradients[3];
+    gradients.resize(3);
     for (at::Tensor& saved : gradients) {
       if (!saved.defined()) continue;
       // A loss scale may be more than fp16 has. Autograd casts the result to the type of the argument.
       saved = saved.scalar_type() == at::kHalf ? saved.to(at::kFloat).mul_(factor)
                                                : saved * factor.to(saved.scalar_type());
     }
-    gradients.resize(3);
     gradients.resize(7);
     return gradients;
   }

@@ -17,6 +17,7 @@
 
 #include "comm/init/init.h"
 #include "core/error.h"
+#include "core/files/disk.h"
 #include "core/str.h"
 #include "core/variables.h"
 #include "train/report/report.h"
@@ -47,10 +48,6 @@ comm::JoinOptions join_options(const TrainerConfig& trainer, const Logger& logge
 /// The folder of the run that goes on, whose task keeps the files() that it has begun with; "" for a new one.
 std::filesystem::path resumed_run(const TrainerConfig& trainer, bool goes_on) {
   const std::filesystem::path& folder = trainer.output_dir;
-  const auto is_there = [](const std::filesystem::path& path) {
-    std::error_code error;
-    return std::filesystem::exists(path, error);
-  };
   return goes_on && (is_there(checkpoints_of(folder)) || is_there(folder / kRunIdName)) ? folder : "";
 }
 

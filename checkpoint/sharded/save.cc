@@ -196,7 +196,7 @@ class Save {
     try {
       agree([&] { return begin(); });
       check_same_save();
-      folder_ = request_.directory / outcomes_[owner()].facts.value("folder", std::string());
+      folder_.path = request_.directory / outcomes_[owner()].facts.value("folder", std::string());
       agree([&] { return write(); });
       commit_everywhere();
     } catch (...) {
@@ -298,9 +298,8 @@ class Save {
       for (const fs::path& folder : made) disk_.sync_directory(folder.parent_path());
     }
     remove_leftovers(directory, disk_);
-    made_ = create_temporary_folder(disk_, directory / request_.tag);
-    folder_ = made_.path;
-    facts["folder"] = folder_.filename().string();
+    folder_ = create_temporary_folder(disk_, directory / request_.tag);
+    facts["folder"] = folder_.path.filename().string();
     return facts;
   }
 
@@ -315,16 +314,16 @@ class Save {
   }
 
   json write() {
-    const fs::path path = folder_ / rank_file_name(request_.rank);
-    if (!fs::is_directory(folder_))
-      throw CheckpointError(folder_, ", which rank ", rank_of(static_cast<int>(owner())),
+    const fs::path path = folder_.path / rank_file_name(request_.rank);
+    if (!fs::is_directory(folder_.path))
+      throw CheckpointError(folder_.path, ", which rank ", rank_of(static_cast<int>(owner())),
                             " made, is not here: all ranks must share the file system of ",
                             request_.directory);
     mine_ = write_shard_file(disk_, path, content());
     if (owns_folder()) {
       std::vector<std::string> buffers;
       for (const WholeTensor& tensor : request_.tensors) buffers.push_back(tensor.name);
-      model_ = write_model_file(disk_, folder_ / kModelFileName, layout_, buffers);
+      model_ = write_model_file(disk_, folder_.path / kModelFileName, layout_, buffers);
     }
     if (!is_one_folder()) {
       json facts{{"record", file_record_to_text(mine_)}};
@@ -333,7 +332,7 @@ class Save {
     }
     if (is_first()) return json::object();
     const std::string text = file_record_to_text(mine_);
-    OutputFile file = scratch_.create(record_path(folder_, request_.rank));
+    OutputFile file = scratch_.create(record_path(folder_.path, request_.rank));
     file.append(text);
     file.close();
     return {{"record", text_digest(text)}};
@@ -342,7 +341,7 @@ class Save {
   FileRecord take_record(int file, FileRecordReader& records) const {
     const std::string record = outcomes_[file].facts.value("record", std::string());
     if (!is_one_folder()) return records.parse(record, str("the record of rank ", rank_of(file)));
-    const fs::path path = record_path(folder_, file);
+    const fs::path path = record_path(folder_.path, file);
     const std::string text = InputFile(path).read_all(kMaxManifestBytes);
     if (text_digest(text) != record)
       throw CheckpointError(path, ": is not what rank ", rank_of(file), " wrote");
@@ -366,7 +365,7 @@ class Save {
     manifest.files.push_back(model_);
     for (const WholeTensor& tensor : request_.tensors)
       manifest.tensors.push_back({tensor.name, tensor_dataset(tensor.name)});
-    const fs::path path = folder_ / kManifestName;
+    const fs::path path = folder_.path / kManifestName;
     const std::string text = manifest.to_text();
     Manifest::parse(text, path.string());  // throws for a manifest that could not be opened
     OutputFile file = disk_.create(path);
@@ -374,9 +373,9 @@ class Save {
     file.close();
     const fs::path target = request_.directory / request_.tag;
     check_replaced(target);  // it may be new
-    if (fs::is_directory(target)) keep_other_files(disk_, target, folder_, is_of_a_save);
-    disk_.sync_directory(folder_);
-    Publication publication{request_.directory, request_.tag, folder_.filename().string(), {}};
+    if (fs::is_directory(target)) keep_other_files(disk_, target, folder_.path, is_of_a_save);
+    disk_.sync_directory(folder_.path);
+    Publication publication{request_.directory, request_.tag, folder_.path.filename().string(), {}};
     if (request_.latest) publication.pointers.emplace_back(kLatestName, request_.tag + "\n");
     publisher_.emplace(publication, disk_);
     publisher_->publish_or_undo();
@@ -386,7 +385,7 @@ class Save {
   /// Removes the replaced checkpoint, if there was one: it now has the temporary folder's name.
   std::string remove_replaced() const {
     try {
-      if (fs::exists(folder_)) disk_.remove_all(folder_);
+      if (fs::exists(folder_.path)) disk_.remove_all(folder_.path);
       return "";
     } catch (const std::exception& error) {
       return str("the checkpoint that ", request_.tag,
@@ -396,9 +395,9 @@ class Save {
 
   /// Is called after an error, when all ranks have stopped writing.
   void discard() const noexcept {
-    if (!owns_folder() || folder_.empty() || keeps_folder_) return;
+    if (!owns_folder() || folder_.path.empty() || keeps_folder_) return;
     try {
-      disk_.remove_all(folder_);
+      disk_.remove_all(folder_.path);
     } catch (const std::exception&) {
       // The first error is reported; the next save removes the folder.
     }
@@ -408,8 +407,7 @@ class Save {
   const Exchange& exchange_;
   Disk disk_, scratch_;  // scratch_ does not sync: its files are removed before the save ends
   SavedLayout layout_;
-  fs::path folder_;
-  HeldFolder made_;  // a folder's owner; other saves into the directory leave what is locked
+  HeldFolder folder_;  // its owner has the lock, so that other saves into the directory leave it
   FileRecord mine_, model_;
   std::optional<Publisher> publisher_;  // a folder's owner, once it commits
   bool keeps_folder_ = false;           // what was replaced could not be put back, and has that name

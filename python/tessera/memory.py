@@ -36,7 +36,7 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
         raise TypeError(f"engine is {arguments.shown(engine)}; expected what tessera.initialize returns")
     file = None if path is None else Path(arguments.path(path, "path"))
     if file is not None:
-        comm.agreed("memory_report()", lambda: (_check_folder(file, engine.global_rank), {}))
+        comm.agreed("memory_report()", lambda: (_check_path(file, engine.global_rank), {}))
     if any(one.memory_record is not None for one in (engine, *zero.engines())):  # allocators report to one meter of the process
         raise Error("memory_report: a record of this or another engine is being made; expected one at a time")
     kept = reports.meter_of_process()
@@ -56,10 +56,12 @@ def memory_report(engine: Engine, path: str | Path | None = None) -> Iterator[No
         file.write_text(page, encoding="utf-8")
 
 
-def _check_folder(file, rank):
-    if rank == 0 and not file.absolute().parent.is_dir():
+def _check_path(file, rank):
+    if rank != 0:
+        return
+    if not file.absolute().parent.is_dir():
         raise FileNotFoundError(f"path is {str(file)!r}, whose folder does not exist; expected a file in a folder that does")
-    if rank == 0 and file.is_dir():
+    if file.is_dir():
         raise IsADirectoryError(f"path is {str(file)!r}, a folder; expected a file")
-    if rank == 0 and not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+    if not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
         raise PermissionError(f"path is {str(file)!r}, which this process may not write; expected a file that it may")

@@ -207,8 +207,8 @@ int measure(const MemoryFlags& flags, const std::vector<std::string>& args, cons
     TrialResult result =
         run_trial_ranks(start, {.stage = stage, .overrides = {}, .label = str("stage ", stage)}, log);
     exit_code = result.exit_code;
-    if (exit_code != 0 && trials.empty()) return exit_code;
     if (exit_code != 0) {
+      if (trials.empty()) return exit_code;
       log.warning(str("stage ", stage, ": not measured; what follows is of the stages before it"));
       break;
     }

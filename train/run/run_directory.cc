@@ -7,6 +7,7 @@
 #include <sstream>
 #include <system_error>
 
+#include "checkpoint/sharded/catalog.h"
 #include "core/error.h"
 #include "core/files/disk.h"
 #include "core/files/temporary_name.h"
@@ -25,14 +26,11 @@ namespace {
 /// checkpoint.
 void refuse_files_of_no_run(const std::filesystem::path& folder) {
   std::error_code error;
-  const auto is_there = [&](const std::filesystem::path& name) {
-    return std::filesystem::exists(folder / name, error);
-  };
-  if (is_there(kRunIdName) || is_there(checkpoints_of("") / "latest") ||
-      (is_there(kMetricsName) && std::filesystem::file_size(folder / kMetricsName, error) > 0))
+  if (is_there(folder / kRunIdName) || is_there(checkpoints_of(folder) / checkpoint::kLatestName) ||
+      (is_there(folder / kMetricsName) && std::filesystem::file_size(folder / kMetricsName, error) > 0))
     return;
   for (const char* const name : {kConfigName, kModelName, kStateName, kResultsName, kEvalResultsName})
-    if (is_there(name))
+    if (is_there(folder / name))
       fail(folder / name,
            "it is no file of a run of `tessera train`, which would replace it; expected another folder");
 }
